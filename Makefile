@@ -1,0 +1,32 @@
+# Two commands do all set-up: `make quickstart` and `make test`.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STORE ?= rcray-store
+
+.PHONY: help quickstart test lint bench clean
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+# One stamp for the environment: re-made when the dependencies change.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+quickstart: $(VENV)/.installed  ## install, run the embedded sweep, write tables, figures and report.html
+	$(BIN)/rcray sweep experiments/quickstart.yaml --store $(STORE)
+
+lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint  ## lint, then the whole test suite
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what the sweeps wrote
+	rm -rf $(STORE)

@@ -1,0 +1,1 @@
+"""Aggregation: finished runs become tables, figures and one HTML page."""

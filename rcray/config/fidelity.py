@@ -1,0 +1,30 @@
+"""Fidelity presets: the paper's equations, or the authors' published code.
+
+A preset only fills in what an experiment file leaves open; anything written there wins. The resolved
+values are part of a run's identity, so two presets never share a cell by accident.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Fidelity = Literal["paper", "official"]
+
+#: Settings under `run:` that each preset decides, by dotted path.
+PRESETS: Mapping[Fidelity, Mapping[str, Any]] = {
+    # The equations: z is the sum of token log-probabilities, the appendix's dynamic clipping is on, and the
+    # statistics are those of the whole global batch.
+    "paper": {"likelihood": "sum", "calibration.clip": True, "calibration.granularity": "step"},
+    # The authors' code: per-token means, the clip commented out, calibration once per micro-batch.
+    "official": {"likelihood": "mean", "calibration.clip": False, "calibration.granularity": "microbatch"},
+}
+
+#: Objective constants of the authors' code. beta is 1.0 for Pythia and 2.0 for Mistral and Qwen there; the
+#: experiment files of those models say so.
+OFFICIAL_CONSTANTS: Mapping[str, Mapping[str, Any]] = {
+    "dpo": {"beta": 1.0},
+    "ipo": {"tau": 0.1},
+    "simpo": {"beta": 1.0, "gamma": 1.0},
+    "cpo": {"beta": 0.1, "lam": 1.0},
+    "slic-hf": {"gamma": 1.0, "lam": 0.1},
+    "ti-dpo": {"beta": 1.0, "importance": "probability", "triplet": False},
+}

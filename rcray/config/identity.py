@@ -1,0 +1,43 @@
+"""A run is its content: the run_id hashes what decides the result, and nothing else.
+
+Two experiment files that describe the same training therefore share one run, and a setting that has no effect
+(the EMA momentum of a run without calibration) does not split it in two.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from rcray.config.objectives import Kto
+from rcray.config.schema import RunConfig
+
+#: Raised when the meaning of a stored run changes, so that old results are not taken for new ones.
+SEMANTICS_VERSION = 1
+
+RUN_ID_LENGTH = 12  # hex digits: 48 bits, collisions are out of reach for any grid
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The part of a config that decides the result, with inactive fields removed."""
+    content = config.model_dump(mode="json", exclude={"execution"})
+    calibration = config.calibration
+    if not calibration.enabled:
+        # The score estimator stays: the band is recorded with or without calibration.
+        content["calibration"] = {"enabled": False, "scores": calibration.scores}
+    kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
+    per_micro_batch = calibration.enabled and calibration.granularity == "microbatch"
+    if not (per_micro_batch or kl_baseline):
+        del content["train"]["micro_batch_size"]  # gradients are scaled exactly: 8x1 = 1x8
+    content["semantics"] = SEMANTICS_VERSION
+    return content
+
+
+def content_key(content: Any, length: int = RUN_ID_LENGTH) -> str:
+    """Short hash of any JSON content, independent of key order."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:length]
+
+
+def run_id(config: RunConfig) -> str:
+    """The identity of a run, as a short hash of its canonical content."""
+    return content_key(identity(config))

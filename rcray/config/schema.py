@@ -1,0 +1,204 @@
+"""The configuration of one run: frozen, complete, and refused whole if any field is wrong."""
+
+import copy
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
+from rcray.config.objectives import AnyObjective, Custom, Dpo, NonNegative, Positive
+
+
+class Section(BaseModel):
+    """A frozen section that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Section):
+    """Which weights to start from. Weights are read from safetensors only."""
+
+    name: str = Field("tiny-neox", min_length=1, description="embedded tiny model, hub id, or local directory")
+    revision: str | None = Field(None, description="hub revision; pin it for a run you want to repeat")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    trust_remote_code: bool = Field(False, description="run code that ships with the model; off unless asked")
+
+
+class DataConfig(Section):
+    """Which preference pairs, and how long they may be."""
+
+    name: Literal["synthetic"] = Field("synthetic", description="where the pairs come from")
+    difficulty: Literal["easy", "medium", "hard"] = Field(
+        "medium", description="synthetic: how many words of the rejected answer are wrong"
+    )
+    train_pairs: int = Field(1600, ge=1)
+    eval_pairs: int = Field(128, ge=2, description="held-out pairs for the preference metrics and the probe")
+    seed: int = Field(0, ge=0, description="seed of the generator; not the training seed")
+    max_length: int = Field(1024, ge=8, description="tokens of prompt and response together")
+    max_prompt_length: int = Field(512, ge=4, description="the prompt keeps its end")
+
+    @model_validator(mode="after")
+    def _prompt_leaves_room(self) -> "DataConfig":
+        if self.max_prompt_length >= self.max_length:
+            raise ValueError(
+                f"max_prompt_length {self.max_prompt_length} leaves no room for a response in "
+                f"max_length {self.max_length}"
+            )
+        return self
+
+
+class CalibrationConfig(Section):
+    """Reward calibration: whether, and how the four quantities are smoothed and bounded."""
+
+    enabled: bool = False
+    ema_beta: float = Field(0.98, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
+    clip: bool = Field(True, description="keep the calibrated ratio inside the instantaneous band")
+    granularity: Literal["microbatch", "step"] = Field("step", description="over what the statistics are taken")
+    scores: Literal["head", "full"] = Field(
+        "head",
+        description="parameters whose gradients stand for s_w and s_l: the output head, or all of them",
+    )
+
+
+class TrainConfig(Section):
+    """The optimisation. Batch sizes count pairs over all workers together."""
+
+    seed: int = Field(42, ge=0)
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=1, description="pairs per optimizer step")
+    micro_batch_size: int = Field(8, ge=1, description="pairs per forward and backward")
+    learning_rate: Positive = 1e-6
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive = Field(1.0, description="gradient norm above which the gradient is scaled down")
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    probe_every: int = Field(10, ge=1, description="steps between two looks at the fixed probe set")
+    probe_pairs: int = Field(32, ge=1, description="held-out pairs in the probe set")
+
+    @model_validator(mode="after")
+    def _micro_batches_fill_the_batch(self) -> "TrainConfig":
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}"
+            )
+        return self
+
+
+class ExecutionConfig(Section):
+    """How a run is carried out; none of it changes the result, so none of it is in the run's identity."""
+
+    workers: int = Field(0, ge=0, description="0: inside the calling process; n: a Ray Train group of n workers")
+    cpus_per_worker: float = Field(1.0, gt=0)
+    gpus_per_worker: float = Field(0.0, ge=0)
+    checkpoint_every: int = Field(50, ge=1, description="optimizer steps between checkpoints")
+    keep_checkpoints: int = Field(2, ge=1)
+
+
+class RunConfig(Section):
+    """Everything one run is: model, data, objective, calibration, training, and how to carry it out."""
+
+    fidelity: Fidelity = Field("paper", description="preset for what is left open: see config/fidelity.py")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    objective: AnyObjective = Field(default_factory=Dpo)
+    likelihood: Literal["sum", "mean"] = Field("sum", description="reduction of token log-probabilities to z")
+    calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    execution: ExecutionConfig = Field(default_factory=ExecutionConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        filled = copy.deepcopy(given)
+        for section, field in (("model", "name"), ("data", "name"), ("objective", "name")):
+            if isinstance(filled.get(section), str):  # `objective: dpo` is short for `objective: {name: dpo}`
+                filled[section] = {field: filled[section]}
+        if isinstance(filled.get("calibration"), bool):
+            filled["calibration"] = {"enabled": filled["calibration"]}
+        fidelity = filled.get("fidelity", "paper")
+        for path, value in (PRESETS[fidelity] if fidelity in PRESETS else {}).items():
+            *sections, field = path.split(".")
+            target = filled
+            for section in sections:
+                target = target.setdefault(section, {}) if isinstance(target, dict) else {}
+            if isinstance(target, dict):
+                target.setdefault(field, value)
+        objective = filled.setdefault("objective", {"name": "dpo"})
+        if fidelity == "official" and isinstance(objective, dict):
+            for field, value in OFFICIAL_CONSTANTS.get(str(objective.get("name")), {}).items():
+                objective.setdefault(field, value)
+        return filled
+
+    @field_validator("execution")
+    @classmethod
+    def _gpu_share_is_placeable(cls, execution: ExecutionConfig) -> ExecutionConfig:
+        share = execution.gpus_per_worker
+        if share > 1 and share != int(share):
+            raise ValueError(f"gpus_per_worker {share} is neither a fraction of one GPU nor a whole number")
+        return execution
+
+    @model_validator(mode="after")
+    def _workers_share_micro_batches(self) -> "RunConfig":
+        workers = max(1, self.execution.workers)
+        if self.train.micro_batch_size % workers:
+            raise ValueError(
+                f"train.micro_batch_size {self.train.micro_batch_size} counts pairs over all workers and is not a "
+                f"multiple of execution.workers {workers}"
+            )
+        if self.train.batch_size > self.data.train_pairs:
+            raise ValueError(
+                f"train.batch_size {self.train.batch_size} exceeds data.train_pairs {self.data.train_pairs}: "
+                "not one step would be made"
+            )
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the objective reads the reference model's likelihoods."""
+        if isinstance(self.objective, Custom):
+            return self.objective.needs_reference
+        return self.objective.traits.needs_reference
+
+    @property
+    def objective_title(self) -> str:
+        """The objective's name as tables print it."""
+        if isinstance(self.objective, Custom):
+            return self.objective.name.rpartition(":")[2]
+        return self.objective.traits.title
+
+    @property
+    def label(self) -> str:
+        """A name a person can read, as in `tiny-neox · dpo · RC`."""
+        rc = "RC" if self.calibration.enabled else "no RC"
+        return f"{self.model.name} · {self.objective.name} · {rc}"
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run; a last incomplete batch of an epoch is left out."""
+        return self.train.epochs * (self.data.train_pairs // self.train.batch_size)
+
+
+class Experiment(Section):
+    """A file of `experiments/`: shared settings and the cells to make of them."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    title: str = ""
+    description: str = ""
+    run: dict[str, Any] = Field(default_factory=dict, description="settings every cell starts from")
+    grid: dict[str, list[Any]] = Field(default_factory=dict, description="dotted path: the values to cross")
+    cells: list[dict[str, Any]] = Field(
+        default_factory=list, description="explicit cells: dotted paths to values; crossed with the grid"
+    )
+    exclude: list[dict[str, Any]] = Field(
+        default_factory=list, description="cells to leave out: every dotted path must match"
+    )
+
+    @field_validator("grid")
+    @classmethod
+    def _axes_have_values(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for path, values in grid.items():
+            if not values:
+                raise ValueError(f"axis {path!r} has no values; delete it or give at least one")
+        return grid

@@ -1,0 +1,1 @@
+"""Models: the embedded tiny ones, loading, likelihoods, and the shared reference cache."""

@@ -1,0 +1,199 @@
+"""What an objective is: branch statistics from token log-probabilities, then one loss per pair.
+
+Legend
+  z_w, z_l   [pairs]  branch statistics: log-likelihood of chosen / rejected (sum or mean over its tokens)
+  ref_w, ref_l        the same of the frozen reference model; constants
+  n_w, n_l   [pairs]  response tokens
+  z~ = z - ref        m = z_w - z_l        m~ = z~_w - z~_l
+
+An objective is a pure function of `PairLogps`. Its incentives come from autograd on detached leaves
+(`rcray.calibration.incentives`), so loss, calibration and log cannot drift apart.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from rcray.config.objectives import BY_NAME, Custom, ObjectiveParams
+from rcray.errors import ConfigError, did_you_mean
+
+Reduction = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class PairLogps:
+    """Branch statistics of a batch of preference pairs; every tensor is [pairs]."""
+
+    z_w: Tensor
+    z_l: Tensor
+    n_w: Tensor
+    n_l: Tensor
+    ref_w: Tensor | None = None
+    ref_l: Tensor | None = None
+    reduction: Reduction = "sum"
+    #: Constants some objectives carry beside the statistics (KTO's baseline, TDPO's stopped KL).
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def m(self) -> Tensor:
+        """The margin z_w - z_l."""
+        return self.z_w - self.z_l
+
+    @property
+    def zt_w(self) -> Tensor:
+        """z~_w: the chosen statistic normalised by the reference."""
+        return self.z_w - _present(self.ref_w)
+
+    @property
+    def zt_l(self) -> Tensor:
+        """z~_l: the rejected statistic normalised by the reference."""
+        return self.z_l - _present(self.ref_l)
+
+    @property
+    def mt(self) -> Tensor:
+        """m~: the effective margin z~_w - z~_l."""
+        return self.zt_w - self.zt_l
+
+    def with_z(self, z_w: Tensor, z_l: Tensor) -> "PairLogps":
+        """The same pairs with other branch statistics: leaves, or calibrated ones."""
+        return replace(self, z_w=z_w, z_l=z_l)
+
+
+def _present(ref: Tensor | None) -> Tensor:
+    if ref is None:
+        raise ConfigError(
+            "this objective reads the reference likelihoods, and none were given",
+            fix="pass ref_w and ref_l, or declare needs_reference: true",
+        )
+    return ref
+
+
+@dataclass(frozen=True)
+class TokenLogps:
+    """Log-probabilities of response tokens, [pairs, tokens], zero outside the mask."""
+
+    logp_w: Tensor
+    logp_l: Tensor
+    mask_w: Tensor
+    mask_l: Tensor
+    ref_logp_w: Tensor | None = None
+    ref_logp_l: Tensor | None = None
+    #: KL(reference || policy) at each position, for objectives with `needs_reference_distribution`.
+    kl_w: Tensor | None = None
+    kl_l: Tensor | None = None
+    #: Gradient importance of each token, already normalised, for TI-DPO's `importance: gradient`.
+    importance_w: Tensor | None = None
+    importance_l: Tensor | None = None
+    #: Per-token log-ratios of a sampled anchor response, for TI-DPO's triplet term.
+    anchor_ratio: Tensor | None = None
+
+
+Loss = Callable[[PairLogps, Any], Tensor]
+Statistics = Callable[[TokenLogps, Any, Reduction], PairLogps]
+LogIncentives = Callable[[PairLogps, Any], tuple[Tensor, Tensor]]
+Guard = Callable[[PairLogps, Any], Tensor]
+Auxiliary = Callable[[TokenLogps, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The torch side of an objective; everything but the loss is optional."""
+
+    loss: Loss
+    statistics: Statistics | None = None
+    #: log|d_w|, log|d_l| in closed form, for losses whose incentives underflow; tested against autograd.
+    log_incentives: LogIncentives | None = None
+    #: Which pairs are in a documented continuation of the loss, [pairs] bool.
+    guarded: Guard | None = None
+    #: A loss per pair outside the two incentives; never calibrated.
+    auxiliary: Auxiliary | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Hyperparameters bound to their formula."""
+
+    params: ObjectiveParams
+    formula: Formula
+
+    def loss(self, pairs: PairLogps) -> Tensor:
+        """Loss per pair, [pairs]."""
+        return self.formula.loss(pairs, self.params)
+
+    def guarded(self, pairs: PairLogps) -> Tensor:
+        """Which pairs sit in a documented continuation of the loss, [pairs] bool."""
+        if self.formula.guarded is None:
+            return pairs.z_w.new_zeros(pairs.z_w.shape).bool()
+        return self.formula.guarded(pairs, self.params)
+
+    def statistics(self, tokens: TokenLogps, reduction: Reduction) -> PairLogps:
+        """Branch statistics from token log-probabilities; sum or mean unless the objective says otherwise."""
+        build = self.formula.statistics or (lambda t, _params, r: reduce_tokens(t, r))
+        return build(tokens, self.params, reduction)
+
+
+_FORMULAS: dict[str, Formula] = {}
+
+
+def register(
+    params: type[ObjectiveParams],
+    *,
+    statistics: Statistics | None = None,
+    log_incentives: LogIncentives | None = None,
+    guarded: Guard | None = None,
+    auxiliary: Auxiliary | None = None,
+) -> Callable[[Loss], Loss]:
+    """Binds a loss function to its hyperparameter class."""
+
+    def bind(loss: Loss) -> Loss:
+        name = str(params.model_fields["name"].default)
+        _FORMULAS[name] = Formula(loss, statistics, log_incentives, guarded, auxiliary)
+        return loss
+
+    return bind
+
+
+def build_objective(params: ObjectiveParams) -> Objective:
+    """The objective of a config: built in by name, or the user's own by import path."""
+    if isinstance(params, Custom):
+        return Objective(params, Formula(_user_loss(params)))
+    return Objective(params, _FORMULAS[params.name])
+
+
+def objective(name: str, **hyperparameters: Any) -> Objective:
+    """Shorthand for loops of your own: `objective("dpo", beta=0.2)`."""
+    if ":" in name:
+        return build_objective(Custom(name=name, params=hyperparameters))
+    if name not in BY_NAME:
+        raise ConfigError(f"unknown objective {name!r}{did_you_mean(name, BY_NAME)}")
+    return build_objective(BY_NAME[name](**hyperparameters))
+
+
+def _user_loss(params: Custom) -> Loss:
+    module_name, _, function_name = params.name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"objective.name: cannot import {params.name!r}: {error}",
+            fix="the module must be installed or in the working directory, and hold that function",
+        ) from None
+    return lambda pairs, p: function(pairs, **p.params)
+
+
+def reduce_tokens(tokens: TokenLogps, reduction: Reduction) -> PairLogps:
+    """Sum or mean of token log-probabilities over each response."""
+    n_w, n_l = tokens.mask_w.sum(-1), tokens.mask_l.sum(-1)
+
+    def reduced(logp: Tensor | None, n: Tensor) -> Tensor | None:
+        if logp is None:
+            return None
+        return logp.sum(-1) if reduction == "sum" else logp.sum(-1) / n
+
+    z_w, z_l = reduced(tokens.logp_w, n_w), reduced(tokens.logp_l, n_l)
+    assert z_w is not None and z_l is not None
+    ref_w, ref_l = reduced(tokens.ref_logp_w, n_w), reduced(tokens.ref_logp_l, n_l)
+    return PairLogps(z_w, z_l, n_w, n_l, ref_w, ref_l, reduction)

@@ -1,0 +1,109 @@
+"""Disentangled objectives: separate shaping of z~_w and z~_l (paper, Eq. 4 and A.3.2).
+
+Legend: z~ = z - z_ref, the log density ratio of one side; s = sigmoid; lw, ll = lambda_w, lambda_l.
+
+Where exp() of a summed log-ratio would overflow or a loss is singular, the loss goes on along its tangent from the
+point where the incentive reaches `max_incentive`. The incentive is then bounded in the loss and in the calibration
+alike, and `guarded` marks the pairs concerned.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, relu, softplus
+
+from rcray.config.objectives import Ddro, DilBce, DilLsif, DilUkl, Kto
+from rcray.objectives.base import PairLogps, register
+
+
+def _kto_arguments(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
+    """What the two sigmoids of KTO are taken of; K is 0 in the paper's form."""
+    baseline = pairs.constants.get("kl_baseline", pairs.z_w.new_zeros(())) if p.baseline == "kl" else 0.0
+    return p.beta * (baseline - pairs.zt_w), p.beta * (pairs.zt_l - baseline)
+
+
+def _log_sigmoid_slope(u: Tensor) -> Tensor:
+    """log s'(u) = log s(u) + log s(-u)."""
+    return logsigmoid(u) + logsigmoid(-u)
+
+
+def _kto_log_incentives(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
+    u_w, u_l = _kto_arguments(pairs, p)
+    return (
+        math.log(p.beta * p.lam_w) + _log_sigmoid_slope(u_w),
+        math.log(p.beta * p.lam_l) + _log_sigmoid_slope(u_l),
+    )
+
+
+@register(Kto, log_incentives=_kto_log_incentives)
+def kto(pairs: PairLogps, p: Kto) -> Tensor:
+    """lw s(b (K - z~_w)) + ll s(b (z~_l - K))."""
+    u_w, u_l = _kto_arguments(pairs, p)
+    return p.lam_w * torch.sigmoid(u_w) + p.lam_l * torch.sigmoid(u_l)
+
+
+def _ddro_edge(p: Ddro) -> float:
+    """The z~_l at which d_l = e^z/(2 - e^z) reaches max_incentive S: e^z = 2S/(1 + S)."""
+    return math.log(2 * p.max_incentive / (1 + p.max_incentive))
+
+
+def _ddro_log_incentives(pairs: PairLogps, p: Ddro) -> tuple[Tensor, Tensor]:
+    u = pairs.zt_l.clamp(max=_ddro_edge(p))
+    return torch.zeros_like(u), u - torch.log(2 - u.exp())
+
+
+@register(Ddro, log_incentives=_ddro_log_incentives, guarded=lambda pairs, p: pairs.zt_l > _ddro_edge(p))
+def ddro(pairs: PairLogps, p: Ddro) -> Tensor:
+    """log 2 - z~_w + log 2 - log(2 - e^z~_l), along its tangent past d_l = max_incentive."""
+    edge = _ddro_edge(p)
+    bounded = pairs.zt_l.clamp(max=edge)
+    loser = math.log(2) - torch.log(2 - bounded.exp()) + p.max_incentive * relu(pairs.zt_l - edge)
+    return math.log(2) - pairs.zt_w + loser
+
+
+def _bce_log_incentives(pairs: PairLogps, p: DilBce) -> tuple[Tensor, Tensor]:
+    return logsigmoid(-pairs.zt_w), logsigmoid(pairs.zt_l)
+
+
+@register(DilBce, log_incentives=_bce_log_incentives)
+def dil_bce(pairs: PairLogps, p: DilBce) -> Tensor:
+    """softplus(-z~_w) + softplus(z~_l)."""
+    # softplus's default threshold rounds log(1+e^x) to x past 20, and with it the gradient.
+    return softplus(-pairs.zt_w, threshold=80) + softplus(pairs.zt_l, threshold=80)
+
+
+def _bounded_exp(x: Tensor, edge: float) -> Tensor:
+    """exp(x), continued along its tangent past `edge`."""
+    return x.clamp(max=edge).exp() + math.exp(edge) * relu(x - edge)
+
+
+def _ukl_log_incentives(pairs: PairLogps, p: DilUkl) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(pairs.zt_w), pairs.zt_l.clamp(max=math.log(p.max_incentive))
+
+
+@register(
+    DilUkl,
+    log_incentives=_ukl_log_incentives,
+    guarded=lambda pairs, p: pairs.zt_l > math.log(p.max_incentive),
+)
+def dil_ukl(pairs: PairLogps, p: DilUkl) -> Tensor:
+    """e^z~_l - z~_w."""
+    return _bounded_exp(pairs.zt_l, math.log(p.max_incentive)) - pairs.zt_w
+
+
+def _lsif_guarded(pairs: PairLogps, p: DilLsif) -> Tensor:
+    edge = math.log(p.max_incentive)
+    return (pairs.zt_w > edge) | (2 * pairs.zt_l > edge)
+
+
+def _lsif_log_incentives(pairs: PairLogps, p: DilLsif) -> tuple[Tensor, Tensor]:
+    edge = math.log(p.max_incentive)
+    return pairs.zt_w.clamp(max=edge), (2 * pairs.zt_l).clamp(max=edge)
+
+
+@register(DilLsif, log_incentives=_lsif_log_incentives, guarded=_lsif_guarded)
+def dil_lsif(pairs: PairLogps, p: DilLsif) -> Tensor:
+    """e^(2 z~_l)/2 - e^z~_w."""
+    edge = math.log(p.max_incentive)
+    return _bounded_exp(2 * pairs.zt_l, edge) / 2 - _bounded_exp(pairs.zt_w, edge)

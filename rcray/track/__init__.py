@@ -1,0 +1,1 @@
+"""Tracking: step records become MLflow runs a person can compare."""

@@ -1,0 +1,1 @@
+"""Training: one optimizer step, the worker loop, checkpoints, step records, and launching it on Ray Train."""
