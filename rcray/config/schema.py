@@ -118,7 +118,7 @@ class RunConfig(Section):
         if isinstance(filled.get("calibration"), bool):
             filled["calibration"] = {"enabled": filled["calibration"]}
         fidelity = filled.get("fidelity", "paper")
-        for path, value in (PRESETS[fidelity] if fidelity in PRESETS else {}).items():
+        for path, value in PRESETS.get(str(fidelity), {}).items():
             *sections, field = path.split(".")
             target = filled
             for section in sections:

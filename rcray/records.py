@@ -1,0 +1,64 @@
+"""The glossary of step records: every column of `dynamics/*.parquet`, once.
+
+One row per optimizer step. Likelihoods are means over the step's pairs, in the run's reduction (sum or mean over
+tokens, nats). Incentives and scores are those of the step's global batch, over all workers. Empty measurements are
+NaN (numbers) or "" (words).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Column:
+    """One recorded quantity."""
+
+    name: str
+    kind: Literal["int", "float", "bool", "str"]
+    symbol: str
+    meaning: str
+    metric: bool = True  # sent to the tracker as a curve
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("step", "int", "t", "optimizer steps made, counting from 1", metric=False),
+    Column("epoch", "int", "", "pass over the data, counting from 0", metric=False),
+    Column("loss", "float", "L", "mean loss per pair"),
+    Column("z_w", "float", "z_w", "log-likelihood of the chosen answers of this batch"),
+    Column("z_l", "float", "z_l", "log-likelihood of the rejected answers of this batch"),
+    Column("zt_w", "float", "z~_w", "chosen log-likelihood minus the reference's"),
+    Column("zt_l", "float", "z~_l", "rejected log-likelihood minus the reference's"),
+    Column("margin", "float", "m", "z_w - z_l"),
+    Column("d_w", "float", "d_w", "mean incentive on the winner, before calibration"),
+    Column("d_l", "float", "d_l", "mean incentive on the loser, before calibration"),
+    Column("log_d_w", "float", "log|d_w|", "its logarithm; finite where d_w underflows"),
+    Column("log_d_l", "float", "log|d_l|", "its logarithm; finite where d_l underflows"),
+    Column("log_s_w", "float", "log|s_w|", "norm of the mean winner score"),
+    Column("log_s_l", "float", "log|s_l|", "norm of the mean loser score"),
+    Column("rho", "float", "rho", "cosine of the two scores"),
+    Column("log_r_base", "float", "log r", "incentive ratio of the objective, before calibration"),
+    Column("log_r", "float", "log r", "incentive ratio of the update that was made"),
+    Column("log_r_star", "float", "log r*", "centre of the band"),
+    Column("band_lower", "float", "log r* + log rho", "lower edge: below it the winner falls"),
+    Column("band_upper", "float", "log r* - log rho", "upper edge: above it the loser rises"),
+    Column("slack", "float", "Delta", "log-distance of log r to the nearer edge; negative outside the band"),
+    Column("in_band", "bool", "", "whether the update made lies inside the band"),
+    Column("log_alpha", "float", "log alpha", "log of the calibration factor; 0 without calibration"),
+    Column("clipped", "float", "", "share of the step's calibrations that were clipped to the band"),
+    Column("skipped", "str", "", "why calibration left the step alone, if it did", metric=False),
+    Column("reversed", "bool", "", "both incentives negative: the update runs backwards"),
+    Column("guarded", "float", "", "share of pairs in a documented continuation of the loss"),
+    Column("pathway_predicted", "str", "", "pathway the theorem predicts for this update", metric=False),
+    Column("probe_z_w", "float", "z_w", "chosen log-likelihood on the fixed probe set, when measured"),
+    Column("probe_z_l", "float", "z_l", "rejected log-likelihood on the fixed probe set, when measured"),
+    Column("pathway_realised", "str", "", "pathway on the probe set since the last measurement", metric=False),
+    Column("grad_norm", "float", "", "gradient norm before clipping"),
+    Column("learning_rate", "float", "eta", "learning rate of this step"),
+    Column("tokens", "int", "", "tokens of the step, prompts included"),
+    Column("seconds", "float", "", "wall-clock seconds of the step"),
+)
+
+BY_NAME = {column.name: column for column in COLUMNS}
+METRICS = tuple(column.name for column in COLUMNS if column.metric)
+#: Columns that differ between two equal runs: they measure the machine, not the training.
+MACHINE_COLUMNS = ("seconds",)

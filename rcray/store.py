@@ -1,0 +1,142 @@
+"""Where things lie on disk: one class that knows every path under a store.
+
+STORE/
+  runs/RUN_ID/            one run, shared by every experiment that contains it
+    config.yaml           the resolved configuration
+    status.json           running, ok, failed, oom or degenerate; progress; error
+    dynamics/*.parquet    one row per optimizer step
+    checkpoints/          resumable state
+    final/                the trained model and its tokenizer
+    evaluation.json       metric rows
+  cache/                  tiny models, reference likelihoods: by content, shared by every run
+  experiments/NAME/       ledger.json, tracking.json, tables/, figures/, report.html
+  mlflow.db, mlartifacts/ the default tracking store
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rcray.errors import StoreError
+
+DEFAULT_STORE = Path("rcray-store")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The directory is named by the run's identity."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def status(self) -> Path:
+        """Progress and outcome."""
+        return self.path / "status.json"
+
+    @property
+    def dynamics(self) -> Path:
+        """Step records, in parts."""
+        return self.path / "dynamics"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Resumable state."""
+        return self.path / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        """The trained model."""
+        return self.path / "final"
+
+    @property
+    def evaluation(self) -> Path:
+        """Metric rows."""
+        return self.path / "evaluation.json"
+
+    def read_status(self) -> dict[str, Any]:
+        """The status, or an empty dict for a run that never started."""
+        return read_json(self.status, default={})
+
+
+@dataclass(frozen=True)
+class Store:
+    """A directory of runs, caches and experiments. The path is absolute: workers have other directories."""
+
+    root: Path
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Store":
+        """Makes the directory and proves that it can be written."""
+        root = Path(path).expanduser().resolve()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):
+                pass
+        except OSError as error:
+            raise StoreError(
+                f"store {root}: cannot be written: {error.strerror or error}", fix="give another --store"
+            ) from None
+        return cls(root)
+
+    def run(self, run_id: str) -> RunDir:
+        """The directory of one run."""
+        return RunDir(self.root / "runs" / run_id)
+
+    @property
+    def cache(self) -> Path:
+        """Content-keyed files shared by every run."""
+        return self.root / "cache"
+
+    def experiment(self, name: str) -> Path:
+        """The directory of one experiment's ledger and report."""
+        return self.root / "experiments" / name
+
+    @property
+    def default_tracking_uri(self) -> str:
+        """An absolute SQLite URI: no server needed."""
+        return f"sqlite:///{self.root / 'mlflow.db'}"
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes a whole file or nothing: a reader never sees half of it, a kill never leaves half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON atomically."""
+    write_atomic(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, default: Any = None) -> Any:
+    """Reads JSON; `default` where there is no file, an error that names the file where it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return default
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: damaged JSON: {error}", fix="delete the file; it is written again") from None
