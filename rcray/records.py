@@ -1,8 +1,9 @@
 """The glossary of step records: every column of `dynamics/*.parquet`, once.
 
-One row per optimizer step. Likelihoods are means over the step's pairs, in the run's reduction (sum or mean over
-tokens, nats). Incentives and scores are those of the step's global batch, over all workers. Empty measurements are
-NaN (numbers) or "" (words).
+One row per optimizer step; everything in it describes the model just before that update. Likelihoods are means over
+the step's pairs, in the run's reduction (sum or mean over tokens, nats). Incentives and scores are those of the step's
+global batch, over all workers. Empty measurements are NaN (numbers) or "" (words). Only the probe of the very last
+row is taken after its update, so that the curves end where training ended.
 """
 
 from dataclasses import dataclass

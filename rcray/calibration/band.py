@@ -22,7 +22,7 @@ PATHWAYS: dict[Pathway, str] = {
     "ii": "both likelihoods fall",
     "iii": "the winner is preserved, the loser suppressed",
     "reversed": "the winner falls, the loser rises",
-    "undefined": "no defined ratio: an inactive side, a zero score, or a non-finite value",
+    "undefined": "no update to judge: both sides inactive, both scores zero, or a non-finite value",
 }
 
 

@@ -7,16 +7,27 @@ Legend
   clip                        the calibrated ratio is kept inside the band of the current batch
                               (appendix, "Dynamic Clipping")
 
+The factor itself is held within exp(+-MAX_LOG_ALPHA): where only one side of a loss is saturated the ratio may be
+e^10000, and no float holds its root. `clipped` marks both kinds of holding back.
+
 The appendix centres the clip on EMA[log r*] while promising the band of the current batch; here the band of the
 current batch is used, so that the promise holds.
 """
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from rcray.calibration.band import Band, Statistics, band
+
+#: Bound of |log alpha|: alpha and 1/alpha stay below 3e17, so that a float32 or bfloat16 gradient times either holds.
+MAX_LOG_ALPHA = 40.0
+
+#: A slack this little below 0 is rounding: clipping puts the ratio exactly on an edge.
+EDGE_ROUNDING = 1e-9
 
 _SMOOTHED = ("log_d_w", "log_d_l", "log_s_w", "log_s_l")
 
@@ -29,7 +40,7 @@ class Calibration:
     stats: Statistics  # before calibration
     band: Band
     skipped: str | None = None  # why the batch was left alone, or None
-    clipped: bool = False
+    clipped: bool = False  # the factor was held back, by the band or by MAX_LOG_ALPHA
 
     @property
     def alpha(self) -> float:
@@ -45,6 +56,12 @@ class Calibration:
     def slack(self) -> float:
         """Log-distance of the realised ratio to the nearer edge of the band."""
         return self.band.slack(self.calibrated.log_r)
+
+    @property
+    def in_band(self) -> bool | None:
+        """Whether the update that is made lies inside the band; None where that is not defined."""
+        # A clipped ratio sits on the edge itself, up to rounding.
+        return None if math.isnan(self.slack) else self.slack >= -EDGE_ROUNDING
 
 
 def observe(stats: Statistics) -> Calibration:
@@ -78,7 +95,9 @@ class Calibrator:
         log_r_star = self.ema["log_s_l"] - self.ema["log_s_w"]
         target = stats.log_r + (log_r_star - log_r)
         inside = here.clip(target) if self.clip else target
-        return Calibration((inside - stats.log_r) / 2, stats, here, clipped=inside != target)
+        wanted = (inside - stats.log_r) / 2
+        log_alpha = min(max(wanted, -MAX_LOG_ALPHA), MAX_LOG_ALPHA)
+        return Calibration(log_alpha, stats, here, clipped=inside != target or log_alpha != wanted)
 
     def state_dict(self) -> dict[str, float] | None:
         """The averages, exact in JSON; None before the first batch."""
@@ -91,9 +110,29 @@ class Calibrator:
 
 def scale_gradient(z: Tensor, factor: float) -> Tensor:
     """z^rc of Eq. 12: the value of z bit for bit, its gradient times `factor`."""
-    # Not factor*z + (1-factor)*sg(z): that rounds. z - sg(z) is exactly 0.
-    fixed = z.detach()
-    return fixed + factor * (z - fixed)
+    scaled: Tensor = _ScaleGradient.apply(z, factor)
+    return scaled
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity forward, product backward.
+
+    Not factor*z + (1-factor)*sg(z), which rounds; nor sg(z) + factor*(z - sg(z)), which is NaN at z = -inf.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, factor: float) -> Tensor:
+        return z.view_as(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.factor, None
 
 
 def as_dict(calibration: Calibration) -> dict[str, float | str | bool | None]:

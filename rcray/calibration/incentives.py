@@ -67,6 +67,8 @@ def incentives(loss: Objective | PairLoss, pairs: PairLogps) -> Incentives:
     """d_w and d_l of every pair, for an `Objective` or any function `loss(z_w, z_l) -> [pairs]`.
 
     The incentive of a pair is the derivative of the summed loss, so a loss may also couple the pairs of a batch.
+    A pair whose likelihoods or loss are not finite has NaN incentives, even where the derivative is a constant
+    (the winner of DDRO, a hinge): it must not pass for a healthy pair.
     """
     pairs = in_double(pairs)
     z_w, z_l = pairs.z_w.requires_grad_(), pairs.z_l.requires_grad_()
@@ -75,11 +77,11 @@ def incentives(loss: Objective | PairLoss, pairs: PairLogps) -> Incentives:
         grad_w, grad_l = torch.autograd.grad(values.sum(), (z_w, z_l), allow_unused=True)
     d_w = torch.zeros_like(z_w) if grad_w is None else -grad_w
     d_l = torch.zeros_like(z_l) if grad_l is None else grad_l
-    d_w, d_l = d_w.detach(), d_l.detach()
     closed = loss.formula.log_incentives if isinstance(loss, Objective) else None
     with torch.no_grad():
         log_w, log_l = closed(pairs, loss.params) if closed else (d_w.abs().log(), d_l.abs().log())  # type: ignore[union-attr]
-    return Incentives(d_w, d_l, log_w.detach(), log_l.detach())
+        broken = ~(values.isfinite() & z_w.isfinite() & z_l.isfinite())
+        return Incentives(*(x.detach().masked_fill(broken, math.nan) for x in (d_w, d_l, log_w, log_l)))
 
 
 def in_double(pairs: PairLogps) -> PairLogps:
@@ -131,7 +133,7 @@ def _log_sums(log_abs: Tensor, value: Tensor) -> tuple[float, float]:
 
 def _signed_mean(positive: list[float], negative: list[float], count: float) -> LogMean:
     plus, minus = _logsumexp(positive), _logsumexp(negative)
-    if math.isnan(plus) or math.isnan(minus):
+    if math.isnan(plus) or math.isnan(minus) or math.inf in (plus, minus):
         return LogMean(math.nan, 0)
     if plus == minus:  # both -inf (inactive), or an exact cancellation
         return LogMean(-math.inf, 0)

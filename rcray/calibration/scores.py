@@ -58,8 +58,9 @@ def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = No
     reduce = reduce or OneWorker()
     products = torch.zeros(3, dtype=torch.float64, device=grads_w[0].device)
     for g_w, g_l in zip(grads_w, grads_l, strict=True):
-        # float32 holds each product's terms, float64 their sum
-        g_w, g_l = reduce.sum(g_w.float()), reduce.sum(g_l.float())
+        # float32 or better holds each product's terms, float64 their sum
+        wide = torch.promote_types(g_w.dtype, torch.float32)
+        g_w, g_l = reduce.sum(g_w.to(wide)), reduce.sum(g_l.to(wide))
         products += torch.stack(
             [
                 (g_w * g_w).sum(dtype=torch.float64),

@@ -11,9 +11,10 @@ Fidelity = Literal["paper", "official"]
 
 #: Settings under `run:` that each preset decides, by dotted path.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # The equations: z is the sum of token log-probabilities, the appendix's dynamic clipping is on, and the
-    # statistics are those of the whole global batch.
-    "paper": {"likelihood": "sum", "calibration.clip": True, "calibration.granularity": "step"},
+    # The equations: z is the sum of token log-probabilities and the appendix's dynamic clipping is on. Scores are
+    # defined per triplet and smoothed over triplets, so the statistics are those of small micro-batches: the mean
+    # score of a large batch loses what is particular to each pair.
+    "paper": {"likelihood": "sum", "calibration.clip": True, "calibration.granularity": "microbatch"},
     # The authors' code: per-token means, the clip commented out, calibration once per micro-batch.
     "official": {"likelihood": "mean", "calibration.clip": False, "calibration.granularity": "microbatch"},
 }

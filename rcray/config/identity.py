@@ -22,11 +22,10 @@ def identity(config: RunConfig) -> dict[str, Any]:
     content = config.model_dump(mode="json", exclude={"execution"})
     calibration = config.calibration
     if not calibration.enabled:
-        # The score estimator stays: the band is recorded with or without calibration.
-        content["calibration"] = {"enabled": False, "scores": calibration.scores}
+        # Estimator and window stay: the band is recorded with or without calibration, in the same way.
+        content["calibration"] = {name: content["calibration"][name] for name in ("enabled", "scores", "granularity")}
     kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
-    per_micro_batch = calibration.enabled and calibration.granularity == "microbatch"
-    if not (per_micro_batch or kl_baseline):
+    if not (calibration.granularity == "microbatch" or kl_baseline):
         del content["train"]["micro_batch_size"]  # gradients are scaled exactly: 8x1 = 1x8
     content["semantics"] = SEMANTICS_VERSION
     return content

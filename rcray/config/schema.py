@@ -53,7 +53,7 @@ class CalibrationConfig(Section):
     enabled: bool = False
     ema_beta: float = Field(0.98, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
     clip: bool = Field(True, description="keep the calibrated ratio inside the instantaneous band")
-    granularity: Literal["microbatch", "step"] = Field("step", description="over what the statistics are taken")
+    granularity: Literal["microbatch", "step"] = Field("microbatch", description="over what the statistics are taken")
     scores: Literal["head", "full"] = Field(
         "head",
         description="parameters whose gradients stand for s_w and s_l: the output head, or all of them",

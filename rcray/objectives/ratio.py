@@ -14,18 +14,31 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, relu, softplus
 
 from rcray.config.objectives import Ddro, DilBce, DilLsif, DilUkl, Kto
+from rcray.errors import ConfigError
 from rcray.objectives.base import PairLogps, register
 
 
 def _kto_arguments(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
-    """What the two sigmoids of KTO are taken of; K is 0 in the paper's form."""
-    baseline = pairs.constants.get("kl_baseline", pairs.z_w.new_zeros(())) if p.baseline == "kl" else 0.0
+    """What the two sigmoids of KTO are taken of; K is 0 in the paper's form, and never carries a gradient."""
+    if p.baseline == "none":
+        return -p.beta * pairs.zt_w, p.beta * pairs.zt_l
+    if "kl_baseline" not in pairs.constants:
+        raise ConfigError(
+            "objective 'kto' with baseline: kl needs the constant kl_baseline in PairLogps, and none was given",
+            fix="put K into constants, or set baseline: none",
+        )
+    baseline = pairs.constants["kl_baseline"].detach()
     return p.beta * (baseline - pairs.zt_w), p.beta * (pairs.zt_l - baseline)
 
 
 def _log_sigmoid_slope(u: Tensor) -> Tensor:
     """log s'(u) = log s(u) + log s(-u)."""
     return logsigmoid(u) + logsigmoid(-u)
+
+
+def _sigmoid(u: Tensor) -> Tensor:
+    """s(u) with an exact slope: autograd's s(1 - s) is 0 in float32 past u = 17, that of 1 - s(-u) is not."""
+    return torch.where(u > 0, 1 - torch.sigmoid(-u), torch.sigmoid(u))
 
 
 def _kto_log_incentives(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
@@ -40,7 +53,7 @@ def _kto_log_incentives(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
 def kto(pairs: PairLogps, p: Kto) -> Tensor:
     """lw s(b (K - z~_w)) + ll s(b (z~_l - K))."""
     u_w, u_l = _kto_arguments(pairs, p)
-    return p.lam_w * torch.sigmoid(u_w) + p.lam_l * torch.sigmoid(u_l)
+    return p.lam_w * _sigmoid(u_w) + p.lam_l * _sigmoid(u_l)
 
 
 def _ddro_edge(p: Ddro) -> float:

@@ -1,0 +1,167 @@
+"""What held and what did not, computed from the results: sentences with their numbers, no opinion.
+
+A verdict needs more than two standard errors, and with several seeds the 95% t interval; less is `unclear`. Four
+claims are checked for every comparison with and without RC: updates inside the band, winner preserved, loser
+suppressed, accuracy raised.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rcray.aggregate.collect import CellResult
+from rcray.aggregate.groups import Comparison, Estimate, Setting, difference
+from rcray.aggregate.tables import number
+
+Verdict = Literal["held", "unclear", "not held"]
+
+INSIDE = 0.9  # share of steps from which a run counts as inside the band
+_ERRORS = 2.0  # standard errors that a difference must exceed
+# The same for an error estimated from few seeds: Student's t, 97.5%, by degrees of freedom.
+_STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim about RC, and whether this comparison bears it out."""
+
+    claim: str
+    verdict: Verdict
+    text: str
+    without: Verdict = "unclear"  # the same question asked of the run without RC
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison with and without RC; `missing` says why there are no checks."""
+
+    title: str
+    model: str
+    checks: tuple[Check, ...] = ()
+    missing: str = ""
+
+
+def find(comparisons: Sequence[Comparison], unit: str) -> list[Finding]:
+    """A finding per pair of rows."""
+    findings = []
+    for comparison in comparisons:
+        if not comparison.with_rc:
+            findings.append(Finding(comparison.title, comparison.model, missing="there is no cell with RC"))
+        for setting in comparison.with_rc:
+            title = f"{comparison.title} ({setting.variant})" if setting.variant else comparison.title
+            missing = _missing(comparison.without, setting)
+            checks = () if missing or comparison.without is None else _checks(comparison.without, setting, unit)
+            findings.append(Finding(title, comparison.model, checks, missing))
+    return findings
+
+
+def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[str]:
+    """The whole experiment in a few sentences."""
+    compared = [finding for finding in findings if finding.checks]
+    lines = []
+    if compared:
+        inside, winner, loser, raised = zip(*(finding.checks for finding in compared), strict=True)
+        accuracy = [check.verdict for check in raised]
+        n = len(compared)
+        lines.append(f"With RC at least {100 * INSIDE:.0f}% of updates lay inside the band in {_of(inside)}.")
+        lines.append(f"With RC the winner was preserved in {_of(winner)}, and the loser suppressed in {_of(loser)}.")
+        lines.append(
+            f"RC raised held-out accuracy in {accuracy.count('held')} of {n}, lowered it in "
+            f"{accuracy.count('not held')}, and made no clear difference in {accuracy.count('unclear')}."
+        )
+    without = [finding for finding in findings if not finding.checks]
+    if without:
+        lines.append(f"No comparison yet for {', '.join(f'{f.title} on {f.model}' for f in without)}.")
+    measured = [r.summary for r in results if r.ok and r.summary is not None and r.summary.intervals]
+    if measured:
+        intervals = sum(summary.intervals for summary in measured)
+        share = sum(summary.agreement * summary.intervals for summary in measured) / intervals
+        lines.append(
+            f"The pathway predicted for the updates was the one seen on the probe set in {100 * share:.0f}% of "
+            f"{intervals} intervals between its measurements."
+        )
+    return lines
+
+
+def _of(checks: Sequence[Check]) -> str:
+    held, unclear = (sum(check.verdict == word for check in checks) for word in ("held", "unclear"))
+    before = sum(check.without == "held" for check in checks)
+    doubt = f"{unclear} unclear; " if unclear else ""
+    return (
+        f"{held} of {len(checks)} {'comparison' if len(checks) == 1 else 'comparisons'} ({doubt}without RC: {before})"
+    )
+
+
+def _missing(without: Setting | None, setting: Setting) -> str:
+    if without is None:
+        return "there is no cell without RC"
+    states = [f"{name} is {s.word}" for s, name in ((without, "without RC"), (setting, "with RC")) if s.word != "ok"]
+    return " and ".join(f"the cell {state}" for state in states)
+
+
+def _checks(without: Setting, setting: Setting, unit: str) -> tuple[Check, ...]:
+    return (
+        _inside(without, setting),
+        _drift("winner preserved", "z_w", "drift_w", 1, without, setting, unit),
+        _drift("loser suppressed", "z_l", "drift_l", -1, without, setting, unit),
+        _accuracy(without, setting),
+    )
+
+
+def _inside(without: Setting, setting: Setting) -> Check:
+    claim = "inside the band"
+    before = without.summary(lambda summary: summary.in_band)
+    after = setting.summary(lambda summary: summary.in_band)
+    if before is None or after is None:
+        return Check(claim, "unclear", "no step records")
+    text = f"{100 * before.value:.0f}% of steps without RC, {100 * after.value:.0f}% with it"
+    already: Verdict = "held" if before.value >= INSIDE else "not held"
+    if after.value >= INSIDE:
+        return Check(claim, "held", f"{text}; so it was without RC" if already == "held" else text, already)
+    helped = "more, but still often outside" if after.value > before.value else "RC did not help"
+    return Check(claim, "not held", f"{text}: {helped}", already)
+
+
+def _drift(claim: str, symbol: str, name: str, wanted: int, without: Setting, setting: Setting, unit: str) -> Check:
+    before, after = without.metric(name), setting.metric(name)
+    if before is None or after is None:
+        return Check(claim, "unclear", "not evaluated")
+    digits = 1 if unit == "nats" else 3
+    text = f"{symbol} {_signed(before.value, digits)} {unit} without RC, {_signed(after.value, digits)} with it"
+    verdict, already = _moved(after, wanted), _moved(before, wanted)
+    better = verdict != "held" and already == "held"
+    return Check(claim, verdict, f"{text}: better without RC" if better else text, already)
+
+
+def _moved(drift: Estimate, wanted: int) -> Verdict:
+    toward, error = wanted * drift.value, _error(drift)
+    if wanted > 0 and toward >= 0:
+        return "held"  # preserved means not down: no change is enough for the winner, not for the loser
+    if math.isnan(error) or abs(toward) <= error:
+        return "unclear"
+    return "held" if toward > 0 else "not held"
+
+
+def _accuracy(without: Setting, setting: Setting) -> Check:
+    claim = "accuracy raised"
+    before, after = without.metric("accuracy"), setting.metric("accuracy")
+    delta = difference(without, setting, "accuracy")
+    if before is None or after is None or delta is None:
+        return Check(claim, "unclear", "not evaluated")
+    shares = f"{100 * before.value:.1f}% without RC, {100 * after.value:.1f}% with it"
+    text = f"{shares} ({_signed(100 * delta.value, 1)} points)"
+    error = _error(delta)
+    if math.isnan(error) or abs(delta.value) <= error:
+        return Check(claim, "unclear", f"{text}: no clear difference")
+    return Check(claim, "held", text) if delta.value > 0 else Check(claim, "not held", f"{text}: lower with RC")
+
+
+def _error(estimate: Estimate) -> float:
+    if estimate.stderr is None:
+        return math.nan
+    return (_STUDENT.get(estimate.seeds - 1, _ERRORS) if estimate.seeds > 1 else _ERRORS) * estimate.stderr
+
+
+def _signed(value: float, digits: int) -> str:
+    return number(value, digits, sign=True).replace("-", "−")

@@ -1,0 +1,233 @@
+"""A small table and its renderers: Markdown, LaTeX, CSV, the terminal. Equal tables give equal bytes.
+
+An entry is a number with an optional spread, or words. Words stand wherever there is no number to print
+(`failed`, `pending`, ...); nothing is ever left blank for want of a result.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NOT_APPLICABLE = "NA"  # in CSV: a quantity that this row does not have
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: how it is named, aligned and rounded in each format."""
+
+    key: str  # the CSV header
+    title: str
+    help: str = ""
+    latex: str = ""  # the header in LaTeX, if escaping the title is not enough
+    align: Literal["left", "right"] = "right"
+    digits: int = 1
+    sign: bool = False  # print + before positive numbers
+    spread: bool = False  # CSV: a second column for the spread
+    share: bool = False  # a percentage of a whole: the page draws it as a bar
+    csv_only: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A number with an optional spread, or, where `value` is None, words."""
+
+    words: str = ""
+    value: float | None = None
+    spread: float | None = None
+    best: bool = False
+    tone: Literal["", "status", "absent"] = ""  # a status word; a quantity that this row does not have
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row; rows of a group stand together under the group's name."""
+
+    group: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table with notes that say what its numbers are."""
+
+    title: str
+    notes: tuple[str, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    spread_name: Literal["stderr", "std"] = "stderr"
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups, in order of appearance."""
+        return list(dict.fromkeys(row.group for row in self.rows))
+
+    def shown(self) -> list[int]:
+        """Indices of the columns that people see; the others are for programs."""
+        return [i for i, column in enumerate(self.columns) if not column.csv_only]
+
+
+def number(value: float, digits: int, sign: bool = False) -> str:
+    """A rounded number; never `-0.0`."""
+    if not math.isfinite(value):
+        return "non-finite"
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    return re.sub(r"^[+-](0(\.0*)?)$", r"\1", text)
+
+
+def entry_text(column: Column, entry: Entry, plus_minus: str = " ± ") -> str:
+    """An entry in plain words, as in `81.2 ± 2.4`."""
+    if entry.value is None:
+        return entry.words
+    text = number(entry.value, column.digits, column.sign)
+    if entry.spread is not None and math.isfinite(entry.spread) and math.isfinite(entry.value):
+        text += plus_minus + number(entry.spread, column.digits)
+    return text
+
+
+def to_markdown(table: Table) -> str:
+    """GitHub Markdown: a heading, the table, the notes."""
+    shown = table.shown()
+    several = len(table.groups) > 1
+    head = [_markdown_escape(table.columns[i].title) for i in shown]
+    rule = ["---:" if table.columns[i].align == "right" else ":---" for i in shown]
+    if several:
+        head, rule = ["Model", *head], [":---", *rule]
+    lines = [head, rule]
+    for row in table.rows:
+        texts = []
+        for i in shown:
+            text = _markdown_escape(entry_text(table.columns[i], row.entries[i]))
+            texts.append(f"**{text}**" if row.entries[i].best else text)
+        lines.append([_markdown_escape(row.group), *texts] if several else texts)
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "\n".join(f"- {_markdown_escape(note)}" for note in table.notes)
+    return f"## {_markdown_escape(table.title)}\n\n{body}\n\n{notes}\n"
+
+
+def to_latex(table: Table) -> str:
+    r"""A booktabs table; the document needs `\usepackage{booktabs}`."""
+    shown = table.shown()
+    aligns = "".join("r" if table.columns[i].align == "right" else "l" for i in shown)
+    head = [table.columns[i].latex or latex_escape(table.columns[i].title) for i in shown]
+    lines = [
+        r"\begin{table}[ht]",
+        r"  \centering",
+        r"  \small",
+        rf"  \caption{{{latex_escape(table.title)}. {latex_escape(' '.join(table.notes))}}}",
+        rf"  \begin{{tabular}}{{{aligns}}}",
+        r"    \toprule",
+        f"    {' & '.join(head)} \\\\",
+    ]
+    previous = Row("", ())
+    for row in table.rows:
+        if row.group != previous.group or not previous.entries:
+            lines.append(r"    \midrule")
+            if len(table.groups) > 1:
+                heading = rf"\multicolumn{{{len(shown)}}}{{c}}{{\textbf{{{latex_escape(row.group)}}}}} \\"
+                lines += [f"    {heading}", r"    \midrule"]
+        texts = [_latex_entry(table.columns[i], row.entries[i]) for i in shown]
+        if previous.entries and previous.group == row.group and previous.entries[shown[0]] == row.entries[shown[0]]:
+            texts[0] = ""  # the objective is named once, as in the paper's tables
+        lines.append(f"    {' & '.join(texts)} \\\\")
+        previous = row
+    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """Plain numbers, unrounded to six digits, the spread in a column of its own; words where there is no number."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    header = []
+    for column in table.columns:
+        header += [column.key, f"{column.key}_{table.spread_name}"] if column.spread else [column.key]
+    writer.writerow(["model", *header])
+    for row in table.rows:
+        fields = [row.group]
+        for column, entry in zip(table.columns, row.entries, strict=True):
+            fields += _csv_fields(column, entry)
+        writer.writerow(fields)
+    return out.getvalue()
+
+
+def to_rich(table: Table) -> "RenderableType":
+    """A renderable for the terminal."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = table.shown()
+    several = len(table.groups) > 1
+    drawn = RichTable(title=Text(table.title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    if several:
+        drawn.add_column(Text("Model"), no_wrap=True)
+    for i in shown:
+        drawn.add_column(Text(table.columns[i].title), justify=table.columns[i].align, overflow="fold")
+    for row, last in _with_last_of_group(table):
+        cells = [Text(row.group)] if several else []
+        for i in shown:
+            entry = row.entries[i]
+            style = "bold" if entry.best else "yellow" if entry.tone == "status" else ""
+            cells.append(Text(entry_text(table.columns[i], entry), style=style))
+        drawn.add_row(*cells, end_section=last and several)
+    return Group(drawn, *(Text(note, style="dim") for note in table.notes))
+
+
+def _with_last_of_group(table: Table) -> Iterator[tuple[Row, bool]]:
+    for i, row in enumerate(table.rows):
+        yield row, i + 1 < len(table.rows) and table.rows[i + 1].group != row.group
+
+
+def _csv_fields(column: Column, entry: Entry) -> list[str]:
+    if entry.value is None or not math.isfinite(entry.value):
+        words = NOT_APPLICABLE if entry.tone == "absent" else entry.words or "non-finite"
+        return [words, words] if column.spread else [words]
+    fields = [_plain(entry.value)]
+    if column.spread:
+        known = entry.spread is not None and math.isfinite(entry.spread)
+        fields.append(_plain(entry.spread) if known and entry.spread is not None else NOT_APPLICABLE)
+    return fields
+
+
+def _plain(value: float) -> str:
+    return f"{value + 0.0:.6g}"
+
+
+def _markdown_escape(text: str) -> str:
+    return re.sub(r"([\\|<>*`\[\]])", r"\\\1", " ".join(text.split()))
+
+
+_LATEX: dict[str, str] = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "Δ": r"$\Delta$", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$", "×": r"$\times$", "…": r"\ldots{}",
+}  # fmt: skip
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands; the signs our tables use become their commands."""
+    parts = re.split(r"(Δz_[wl]\b)", " ".join(text.split()))
+    symbols = {"Δz_w": r"$\Delta z_w$", "Δz_l": r"$\Delta z_l$"}
+    return "".join(symbols.get(part) or "".join(_LATEX.get(sign, sign) for sign in part) for part in parts)
+
+
+def _latex_entry(column: Column, entry: Entry) -> str:
+    if entry.value is None or not math.isfinite(entry.value):
+        text = latex_escape(entry_text(column, entry))
+    else:
+        text = "$" + entry_text(column, entry, r" \pm ") + "$"
+    if not entry.best:
+        return text
+    return rf"$\mathbf{{{text[1:-1]}}}$" if text.startswith("$") else rf"\textbf{{{text}}}"
+
+
+#: The renderers that write files, by the file's suffix.
+RENDERERS: dict[str, Callable[[Table], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}

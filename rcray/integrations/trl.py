@@ -1,0 +1,163 @@
+"""Reward calibration and the disentanglement band for TRL's DPOTrainer, whatever its `loss_type`.
+
+    trainer = CalibratedDPOTrainer(model, ref_model, args=config, train_dataset=pairs, calibrator=Calibrator())
+
+TRL's own loss code runs untouched. Its derivative in the token log-probabilities gives the incentives, the output head
+gives the scores, and a hook on the log-probabilities multiplies what flows back: alpha on the chosen rows, 1/alpha on
+the rejected ones. The loss, and everything TRL logs, keep their values bit for bit.
+
+Logged beside TRL's metrics (means over the logging interval, of the batches where they are defined):
+
+    band/log_r        log of the incentive ratio r of the loss itself
+    band/log_r_star   log of the band's centre r*
+    band/rho          cosine of the scores
+    band/log_alpha    log of the factor; 0 without a calibrator and on skipped batches
+    band/slack        log-distance to the nearer edge, of the update that is made (no value where rho <= 0)
+    band/in_band      share of batches whose update is inside the band
+    band/skipped      share of batches without a ratio to balance
+    band/clipped      share of batches whose factor was held back
+
+Statistics are taken per micro-batch over all processes. The averages are saved in each checkpoint.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rcray.calibration import Calibration, Calibrator, calibrate, score_parameters
+from rcray.errors import ConfigError
+
+try:
+    from trl import DPOTrainer
+except ImportError as error:  # pragma: no cover
+    raise ImportError(
+        f"rcray.integrations.trl needs TRL ({error}); install it with: pip install 'rcray[trl]'"
+    ) from error
+
+STATE_FILE = "reward_calibration.json"
+
+
+class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
+    """TRL's DPOTrainer with its backward pass held in the disentanglement band.
+
+    Args:
+        *args: as for `trl.DPOTrainer`.
+        calibrator: the averages and the factor; None logs the band and leaves training exactly as TRL's.
+        scores: where the score directions are measured: `head`, `full`, or the parameters themselves (for adapters,
+            for example those of the last block).
+        **kwargs: as for `trl.DPOTrainer`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        calibrator: Calibrator | None = None,
+        scores: Literal["head", "full"] | Sequence[nn.Parameter] = "head",
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        if self.ld_alpha is not None:
+            raise ConfigError(
+                "ld_alpha weighs the tokens of a response differently, so no single incentive describes its likelihood",
+                fix="leave ld_alpha unset",
+            )
+        self.calibrator = calibrator
+        policy: nn.Module = self.model  # type: ignore[assignment]
+        self._score_parameters = score_parameters(policy, scores) if isinstance(scores, str) else list(scores)
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        if not torch.is_grad_enabled():
+            return super()._compute_loss(model, inputs, return_outputs)
+        seen: list[Tensor] = []
+
+        def watched(**kwargs: Any) -> Any:
+            outputs = model(**kwargs)
+            if kwargs.get("fused_lm_head"):
+                seen.append(outputs.log_probs)
+            return outputs
+
+        result = super()._compute_loss(watched, inputs, return_outputs)
+        if len(seen) != 1:
+            raise ConfigError(
+                f"expected one scoring forward of the policy in TRL's loss, found {len(seen)}",
+                fix="rcray.integrations.trl is written for TRL 1.16",
+            )
+        loss = result[0] if return_outputs else result
+        report = self._calibrate(loss, seen[0], inputs["completion_mask"][:, 1:])
+        self._record(report)
+        if self.calibrator is not None and report.skipped is None:
+            half = len(seen[0]) // 2
+            factors = loss.new_tensor([report.alpha] * half + [1 / report.alpha] * half)
+            seen[0].register_hook(lambda grad: grad * factors[:, None])
+        return result
+
+    def _calibrate(self, loss: Tensor, log_probs: Tensor, mask: Tensor) -> Calibration:
+        """What `calibrate` decides for the first-order expansion of TRL's loss in the likelihoods of this batch."""
+        tokens = mask.shape[1]
+        half = len(log_probs) // 2
+        (slopes,) = torch.autograd.grad(loss, log_probs, retain_graph=True)
+        # The likelihood is a sum over tokens, so every token of a response has the same slope.
+        slope = (slopes[:, -tokens:] * mask).sum(1) / mask.sum(1)
+        z_w, z_l = (log_probs[:, -tokens:] * mask).sum(1).split(half)
+        slope_w, slope_l = (slope * half).split(half)  # TRL's loss is the mean over pairs, an incentive is per pair
+        return calibrate(
+            lambda w, l: slope_w * w + slope_l * l,  # noqa: E741  the paper's letters
+            z_w,
+            z_l,
+            parameters=self._score_parameters,
+            calibrator=self.calibrator,
+            reduce=_Processes(self.accelerator) if self.accelerator.num_processes > 1 else None,
+        ).report
+
+    def _record(self, report: Calibration) -> None:
+        values = {
+            "log_r": report.stats.log_r,
+            "log_r_star": report.band.log_r_star,
+            "rho": report.stats.rho,
+            "log_alpha": report.log_alpha,
+            "slack": report.slack,
+            "in_band": math.nan if report.in_band is None else float(report.in_band),
+            "skipped": float(report.skipped is not None),
+            "clipped": float(report.clipped),
+        }
+        for name, value in values.items():
+            if math.isfinite(value):  # an inactive side has no ratio, opposed scores have an unbounded band
+                self._metrics["train"][f"band/{name}"].append(value)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.calibrator is not None and self.args.should_save:
+            folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+            (folder / STATE_FILE).write_text(json.dumps(self.calibrator.state_dict()))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.calibrator is None:
+            return
+        state = Path(resume_from_checkpoint) / STATE_FILE
+        if not state.exists():
+            raise ConfigError(
+                f"{resume_from_checkpoint} holds no {STATE_FILE}: it was written without calibration",
+                fix="resume it with calibrator=None, or start a new run",
+            )
+        self.calibrator.load_state_dict(json.loads(state.read_text()))
+
+
+class _Processes:
+    """The reduction over Accelerate's processes."""
+
+    def __init__(self, accelerator: Any):
+        self.accelerator = accelerator
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        total: Tensor = self.accelerator.reduce(tensor, reduction="sum")
+        return total
+
+    def gather(self, values: Tensor) -> Tensor:
+        rows: Tensor = self.accelerator.gather(values[None])
+        return rows

@@ -1,0 +1,119 @@
+"""Checkpoints: whole or absent, verified before use, the newest sound one wins.
+
+    checkpoints/step-00000050/
+      model.safetensors   weights
+      optimizer.pt        optimizer, scheduler and random state (tensors and numbers only)
+      state.json          step, calibration averages, last probe, seconds so far
+      manifest.json       size and SHA-256 of each file, written last
+
+The data cursor is the step: the order of pairs is a function of the seed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model, save_model
+
+from rcray.errors import CheckpointError
+from rcray.store import read_json, write_json
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """Everything a resumed run must know that is not a tensor."""
+
+    step: int = 0
+    calibrator: dict[str, float] | None = None
+    last_probe: list[float] = field(default_factory=list)  # z_w, z_l
+    seconds: float = 0.0
+    tokens: int = 0
+    in_band_steps: int = 0
+
+
+def save_checkpoint(
+    directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any, progress: Progress, keep: int
+) -> Path:
+    """Publishes a checkpoint by one rename, then removes those beyond the newest `keep`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"step-{progress.step:08d}"
+    temporary = Path(tempfile.mkdtemp(dir=directory, prefix=".writing-"))
+    try:
+        save_model(model, str(temporary / "model.safetensors"))
+        tensors = {
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        torch.save(tensors, temporary / "optimizer.pt")
+        write_json(temporary / "state.json", asdict(progress))
+        files = sorted(path.name for path in temporary.iterdir())
+        write_json(temporary / "manifest.json", {name: _digest(temporary / name) for name in files})
+        for name in files:
+            _sync(temporary / name)
+        if target.exists():  # left by an attempt that was killed after publishing
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+        _sync(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in checkpoints(directory)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Published checkpoints, oldest first."""
+    return sorted(directory.glob("step-*")) if directory.is_dir() else []
+
+
+def restore_newest(directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> Progress | None:
+    """Loads the newest sound checkpoint, falling back past damaged ones; None where there is none."""
+    for stale in directory.glob(".writing-*") if directory.is_dir() else ():
+        shutil.rmtree(stale, ignore_errors=True)
+    for path in reversed(checkpoints(directory)):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            log.warning("%s; trying the one before", error.message)
+            continue
+        load_model(model, str(path / "model.safetensors"))
+        tensors = torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
+        optimizer.load_state_dict(tensors["optimizer"])
+        scheduler.load_state_dict(tensors["scheduler"])
+        torch.set_rng_state(tensors["random"])
+        return Progress(**read_json(path / "state.json"))
+    return None
+
+
+def verify(path: Path) -> None:
+    """Raises unless every file is there with the size and hash its manifest names."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError):
+        raise CheckpointError(f"checkpoint {path.name}: its manifest is missing or damaged") from None
+    for name, expected in manifest.items():
+        if not (path / name).is_file() or _digest(path / name) != expected:
+            raise CheckpointError(f"checkpoint {path.name}: {name} is damaged")
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

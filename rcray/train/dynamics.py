@@ -1,0 +1,74 @@
+"""The dynamics recorder: one row per step, kept in Parquet parts that always match a checkpoint.
+
+Rows are buffered and written as one part just before each checkpoint. After a kill, parts beyond the newest
+checkpoint are removed and their steps are made again, so the record has every step exactly once.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from rcray.records import COLUMNS
+from rcray.store import write_atomic
+
+_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+SCHEMA = pa.schema([(column.name, _TYPES[column.kind]) for column in COLUMNS])
+
+
+class Recorder:
+    """Buffers rows and writes them in parts named by their first and last step."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Takes one step's row; every column of the glossary must be there."""
+        self.rows.append({name: row[name] for name in SCHEMA.names})
+
+    def flush(self) -> None:
+        """Writes the buffered rows as one part."""
+        if not self.rows:
+            return
+        first, last = self.rows[0]["step"], self.rows[-1]["step"]
+        _write(self.directory / part_name(first, last), pa.Table.from_pylist(self.rows, SCHEMA))
+        self.rows = []
+
+    def rewind(self, step: int) -> None:
+        """Forgets every row after `step`."""
+        self.rows = []
+        for path in sorted(self.directory.glob("part-*.parquet")):
+            first, last = (int(number) for number in path.stem.split("-")[1:])
+            if last <= step:
+                continue
+            if first <= step:
+                table = pq.read_table(path)
+                kept = table.filter(pa.compute.less_equal(table["step"], step))
+                _write(self.directory / part_name(first, step), kept)
+            path.unlink()
+
+
+def part_name(first: int, last: int) -> str:
+    """File name of the part that holds steps `first` to `last`."""
+    return f"part-{first:08d}-{last:08d}.parquet"
+
+
+def read_dynamics(directory: Path, columns: list[str] | None = None, after_step: int = 0) -> pa.Table:
+    """All recorded rows after a step, in order; an empty table where nothing is recorded yet."""
+    parts = [
+        path for path in sorted(directory.glob("part-*.parquet")) if int(path.stem.rpartition("-")[2]) > after_step
+    ]
+    wanted = columns or SCHEMA.names
+    if not parts:
+        return SCHEMA.empty_table().select(wanted)
+    table = pa.concat_tables([pq.read_table(path) for path in parts])
+    return table.filter(pa.compute.greater(table["step"], after_step)).select(wanted)
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomic(path, sink.getvalue().to_pybytes())

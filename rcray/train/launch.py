@@ -1,0 +1,74 @@
+"""Launching a run on Ray Train: inside this process, or as a group of workers. One loop, two ways."""
+
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from rcray.config import RunConfig, run_id
+from rcray.store import RunDir, Store, write_atomic
+
+# Ray reads these when it is imported. The controller polls its workers this often: at the default of 2 s every
+# report of a small run would wait that long.
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else every print of a worker shows twice
+os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+WORKER_RETRIES = 2  # lost workers or nodes; deterministic errors end a run at once
+
+
+def is_finished(run: RunDir) -> bool:
+    """Whether a run has its final model and says so."""
+    return run.read_status().get("status") == "ok" and run.final.is_dir()
+
+
+def launch(
+    config: RunConfig,
+    store: Store,
+    *,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_checkpoint: Callable[[RunDir, dict[str, Any]], None] | None = None,
+    callbacks: list[Any] | None = None,
+) -> dict[str, Any]:
+    """Trains one run, or finds it finished; returns its status. Raises what ended it.
+
+    `on_step` is called only inside this process; `on_checkpoint` travels to the worker that writes.
+    """
+    key = run_id(config)
+    run = store.run(key)
+    if is_finished(run):
+        return run.read_status()
+    write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+    from ray.train import FailureConfig, ScalingConfig
+    from ray.train import RunConfig as TrainRunConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from rcray.train.loop import Job, worker_loop
+
+    execution = config.execution
+    inside = execution.workers == 0
+    job = Job(config, store, key, uuid.uuid4().hex, on_step if inside else None, on_checkpoint)
+    on_gpu = execution.gpus_per_worker > 0
+    resources = {"CPU": execution.cpus_per_worker}
+    if on_gpu:
+        resources["GPU"] = execution.gpus_per_worker
+    trainer = TorchTrainer(
+        worker_loop,
+        train_loop_config={"job": job},
+        torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=execution.workers, use_gpu=on_gpu, resources_per_worker=None if inside else resources
+        ),
+        run_config=TrainRunConfig(
+            name=f"{key}-{job.attempt[:8]}",  # a name of its own: resuming is ours, not Ray's
+            storage_path=str(store.root / "ray"),
+            failure_config=FailureConfig(max_failures=0 if inside else WORKER_RETRIES),
+            callbacks=callbacks,
+        ),
+    )
+    trainer.fit()
+    return run.read_status()

@@ -1,0 +1,319 @@
+"""The worker function: the same code inside a trial's own process and in a Ray Train worker group.
+
+Its Ray touch points are numbered (1) to (4). Persistence is ours: Ray's report only carries progress.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from rcray.calibration import Calibrator, pathway_of, score_parameters
+from rcray.calibration.incentives import OneWorker, Reduce
+from rcray.config import RunConfig
+from rcray.data.batch import Batch, Schedule, collate
+from rcray.data.encode import EncodedPairs, encode_pairs
+from rcray.data.pairs import load_pairs
+from rcray.errors import RcrayError, RunLockedError
+from rcray.models.likelihood import side_logps
+from rcray.models.load import LoadedModel, load_model
+from rcray.models.reference import reference_logps
+from rcray.objectives import build_objective
+from rcray.store import RunDir, Store, write_json
+from rcray.train.checkpoint import Progress, restore_newest, save_checkpoint
+from rcray.train.dynamics import Recorder
+from rcray.train.step import StepState, optimizer_step
+
+log = logging.getLogger(__name__)
+
+LOCK_WAIT_SECONDS = 90  # a killed driver's workers live on for up to a minute
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run as it travels to a worker."""
+
+    config: RunConfig
+    store: Store
+    run_id: str
+    attempt: str  # names one launch: a deterministic failure is not tried again within it
+    on_step: Callable[[dict[str, Any]], None] | None = None
+    on_checkpoint: Callable[[RunDir, dict[str, Any]], None] | None = None
+
+    @property
+    def run(self) -> RunDir:
+        """The run's directory."""
+        return self.store.run(self.run_id)
+
+
+class ProcessGroup:
+    """Reductions over the workers of a torch process group."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over workers."""
+        total = tensor.contiguous()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, values: Tensor) -> Tensor:
+        """All workers' values, [workers, ...]."""
+        rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, values.contiguous())
+        return torch.stack(rows)
+
+
+def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
+    """Trains one run to its end, from its newest checkpoint if it has one."""
+    job: Job = settings["job"]
+    context = ray.train.get_context()  # (1) who am I
+    rank, workers = context.get_world_rank(), context.get_world_size()
+    before = job.run.read_status()
+    if before.get("attempt") == job.attempt and before.get("status") in ("failed", "oom", "degenerate"):
+        return before  # Ray retried what cannot succeed
+    lock = FileLock(job.run.path / ".lock")
+    if rank == 0:
+        job.run.path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=LOCK_WAIT_SECONDS)
+        except Timeout:
+            raise RunLockedError(
+                f"run {job.run_id}: another process is training it", fix="wait for it, or end that process"
+            ) from None
+    try:
+        return _train(job, rank, workers)
+    except Exception as error:
+        record_failure(job, error)
+        raise
+    finally:
+        lock.release()
+
+
+def record_failure(job: Job, error: BaseException) -> dict[str, Any]:
+    """Writes down why a run ended; the kind of error decides its status."""
+    from rcray.errors import DegenerateRunError
+
+    status = "failed"
+    if isinstance(error, DegenerateRunError):
+        status = "degenerate"
+    elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        status = "oom"
+    message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
+    content = {**job.run.read_status(), **_identity(job), "status": status, "error": message}
+    write_json(job.run.status, content)
+    return content
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    return {
+        "run_id": job.run_id,
+        "label": job.config.label,
+        "fidelity": job.config.fidelity,
+        "attempt": job.attempt,
+    }
+
+
+def _train(job: Job, rank: int, workers: int) -> dict[str, Any]:
+    config = job.config
+    device = ray.train.torch.get_device() if torch.cuda.is_available() else torch.device("cpu")  # (2) on what
+    torch.manual_seed(config.train.seed)
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, int(config.execution.cpus_per_worker)))
+
+    loaded = load_model(config.model, job.store.cache)
+    loaded.model.to(device)
+    splits = load_pairs(config.data)
+    data = encode_pairs(splits.train, loaded.tokenizer, config.data)
+    held_out = encode_pairs(splits.held_out, loaded.tokenizer, config.data)
+    schedule = Schedule.of(config, len(data.pairs))
+    state = _step_state(job, loaded, data, schedule, device, workers)
+
+    recorder = Recorder(job.run.dynamics)
+    progress = restore_newest(job.run.checkpoints, state.model, state.optimizer, state.scheduler) or Progress()
+    if state.calibrator is not None:
+        state.calibrator.load_state_dict(progress.calibrator)
+    if rank == 0:
+        recorder.rewind(progress.step)
+        _write_status(job, "running", progress, schedule, data)
+    if workers > 1:
+        dist.barrier()  # (3) Ray Train made the process group; nobody reads what rank 0 is rewinding
+
+    probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs)))).to(device)
+    state.model.train()
+    clock = time.perf_counter()
+    for step in range(progress.step, schedule.total_steps):
+        probed = _probe(state, probe, progress) if step % config.train.probe_every == 0 else {}
+        batches = [collate(data.pairs, index).to(device) for index in schedule.micro_batches(step, rank, workers)]
+        row = optimizer_step(state, batches, workers, step + 1)
+        tokens = int(state.reduce.sum(torch.tensor(sum(batch.tokens for batch in batches))))
+        progress.step = step + 1
+        progress.tokens += tokens
+        progress.in_band_steps += row["in_band"]
+        if progress.step == schedule.total_steps:
+            probed = _probe(state, probe, progress)
+        row = {**NOT_PROBED, **row, **probed, "step": step + 1, "tokens": tokens}
+        row["epoch"] = step // schedule.steps_per_epoch
+        recorder.add(row)
+        if job.on_step and rank == 0:
+            job.on_step({**row, "total_steps": schedule.total_steps})
+        if progress.step % config.execution.checkpoint_every == 0 and progress.step < schedule.total_steps:
+            progress.seconds += time.perf_counter() - clock
+            clock = time.perf_counter()
+            _checkpoint(job, state, recorder, progress, schedule, data, rank, workers)
+    progress.seconds += time.perf_counter() - clock
+    return _finish(job, state, loaded, recorder, progress, schedule, data, rank, workers)
+
+
+def _step_state(
+    job: Job, loaded: LoadedModel, data: EncodedPairs, schedule: Schedule, device: torch.device, workers: int
+) -> StepState:
+    config = job.config
+    reduce: Reduce = ProcessGroup() if workers > 1 else OneWorker()
+    objective = build_objective(config.objective)
+    reference = live = None
+    if config.needs_reference:
+        if objective.params.traits.token_level:  # sums are not enough: keep the frozen model itself
+            live = load_model(config.model, job.store.cache).model.to(device).eval().requires_grad_(False)
+        else:
+            reference = reference_logps(loaded, data, job.store.cache, device)
+    calibration, train = config.calibration, config.train
+    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=train.learning_rate, weight_decay=train.weight_decay)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
+    )
+    return StepState(
+        model=loaded.model,
+        objective=objective,
+        likelihood=config.likelihood,
+        calibrator=Calibrator(calibration.ema_beta, clip=calibration.clip) if calibration.enabled else None,
+        per_micro_batch=calibration.granularity == "microbatch",
+        score_parameters=score_parameters(loaded.model, calibration.scores),
+        optimizer=optimizer,
+        scheduler=scheduler,
+        clip_norm=train.clip_norm,
+        batch_size=train.batch_size,
+        reduce=reduce,
+        reference=reference,
+        live_reference=live,
+    )
+
+
+def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, total: int) -> Callable[[int], float]:
+    """The multiplier of the learning rate at each step: linear warm-up, then constant or cosine to zero."""
+    import math
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+    return factor
+
+
+NOT_PROBED = {"probe_z_w": float("nan"), "probe_z_l": float("nan"), "pathway_realised": ""}
+
+
+def _probe(state: StepState, probe: Batch, progress: Progress) -> dict[str, Any]:
+    """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
+    with torch.no_grad():
+        sides = [side_logps(state.model, side) for side in (probe.chosen, probe.rejected)]
+        z = [(s.sums if state.likelihood == "sum" else s.sums / s.lengths).mean().item() for s in sides]
+    realised = ""
+    if progress.last_probe:
+        realised = pathway_of(z[0] - progress.last_probe[0], z[1] - progress.last_probe[1])
+    progress.last_probe = z
+    return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
+
+
+def _checkpoint(
+    job: Job,
+    state: StepState,
+    recorder: Recorder,
+    progress: Progress,
+    schedule: Schedule,
+    data: EncodedPairs,
+    rank: int,
+    workers: int,
+) -> None:
+    if rank == 0:
+        progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
+        recorder.flush()
+        keep = job.config.execution.keep_checkpoints
+        save_checkpoint(job.run.checkpoints, state.model, state.optimizer, state.scheduler, progress, keep)
+        status = _write_status(job, "running", progress, schedule, data)
+        if job.on_checkpoint:
+            job.on_checkpoint(job.run, status)
+    if workers > 1:
+        dist.barrier()
+    ray.train.report(_report(progress, schedule))  # (4) progress; every rank, equally often
+
+
+def _finish(
+    job: Job,
+    state: StepState,
+    loaded: LoadedModel,
+    recorder: Recorder,
+    progress: Progress,
+    schedule: Schedule,
+    data: EncodedPairs,
+    rank: int,
+    workers: int,
+) -> dict[str, Any]:
+    status: dict[str, Any] = {}
+    if rank == 0:
+        recorder.flush()
+        _publish_model(loaded, job.run.final)
+        status = _write_status(job, "ok", progress, schedule, data)
+        shutil.rmtree(job.run.checkpoints, ignore_errors=True)  # the final model replaces them
+        if job.on_checkpoint:
+            job.on_checkpoint(job.run, status)
+    if workers > 1:
+        dist.barrier()
+    ray.train.report(_report(progress, schedule))
+    return status
+
+
+def _report(progress: Progress, schedule: Schedule) -> dict[str, Any]:
+    return {"step": progress.step, "total_steps": schedule.total_steps}
+
+
+def _publish_model(loaded: LoadedModel, target: Path) -> None:
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".final-"))
+    try:
+        loaded.model.save_pretrained(temporary, safe_serialization=True)
+        loaded.tokenizer.save_pretrained(temporary)
+        shutil.rmtree(target, ignore_errors=True)
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_status(job: Job, status: str, progress: Progress, schedule: Schedule, data: EncodedPairs) -> dict[str, Any]:
+    content = {
+        **_identity(job),
+        "status": status,
+        "error": "",
+        "step": progress.step,
+        "total_steps": schedule.total_steps,
+        "seconds": round(progress.seconds, 3),
+        "tokens": progress.tokens,
+        "in_band": progress.in_band_steps / progress.step if progress.step else None,
+        "data": data.report.summary(),
+        "updated": time.time(),
+    }
+    write_json(job.run.status, content)
+    return content

@@ -1,0 +1,438 @@
+"""Reward calibration: what it leaves alone, what it changes, and what it does at the ends of the float range."""
+
+import json
+import math
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rcray.calibration import Calibrator, Statistics, calibrate, incentives, mean_incentives, observe, scale_gradient
+from rcray.calibration.calibrator import MAX_LOG_ALPHA
+from rcray.config.objectives import BY_NAME
+from rcray.objectives import PairLogps, objective
+
+FEW = settings(max_examples=60, deadline=None)
+logs = st.floats(-20, 20)
+statistics = st.builds(
+    lambda d_w, d_l, s_w, s_l, rho: Statistics(d_w, d_l, 1, 1, s_w, s_l, rho), logs, logs, logs, logs, st.floats(-1, 1)
+)
+#: Every objective at its defaults, and the settings that make it another function.
+VARIANTS = {
+    **{name: (name, {}) for name in BY_NAME},
+    "tdpo-1": ("tdpo", {"variant": 1}),
+    "kto-kl": ("kto", {"baseline": "kl"}),
+    **{f"bpo-{kind}": ("bpo", {"kind": kind}) for kind in ("lr", "kliep", "lsif", "ba")},
+    "bpo-sba-0": ("bpo", {"lam": 0.0}),
+}
+
+
+class Linear:
+    """Pairs whose likelihoods have chosen values and chosen scores: z = value + direction . theta at theta = 0."""
+
+    def __init__(self, z_w, z_l, s_w, s_l, dtype=torch.float64, ref=0.0, n_w=None, n_l=None):
+        self.theta = torch.zeros(len(s_w[0]), dtype=dtype, requires_grad=True)
+
+        def side(z, s):
+            return torch.tensor(z, dtype=dtype) + torch.tensor(s, dtype=dtype) @ self.theta
+
+        self.z_w, self.z_l = side(z_w, s_w), side(z_l, s_l)
+        count = len(z_w)
+        ref = torch.full((count,), ref, dtype=dtype)
+        self.pairs = PairLogps(
+            self.z_w, self.z_l, torch.tensor(n_w or [5] * count), torch.tensor(n_l or [5] * count), ref, ref,
+            constants={"kl_w": torch.full((count,), 0.3, dtype=dtype), "kl_baseline": torch.tensor(0.2, dtype=dtype)},
+        )  # fmt: skip
+
+    def calibrate(self, loss, calibrator, reduce=None):
+        return calibrate(
+            loss, self.z_w, self.z_l, parameters=[self.theta], calibrator=calibrator, pairs=self.pairs, reduce=reduce
+        )
+
+
+def random_pairs(seed, count=3, dtype=torch.float64, width=4):
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    common = draw(width)
+    return Linear(
+        (-3 + draw(count)).tolist(), (-3 + draw(count)).tolist(),
+        (draw(count, width) + common).tolist(), (2 * draw(count, width) + common).tolist(),
+        dtype, ref=-3.0, n_w=list(range(4, 4 + count)), n_l=list(range(6, 6 + count)),
+    )  # fmt: skip
+
+
+# --- the forward pass is untouched, the backward pass is scaled -------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@FEW
+@given(values=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=6), log_factor=st.floats(-40, 40))
+def test_scaled_likelihoods_are_the_same_bits_with_another_gradient(dtype, values, log_factor):
+    factor = math.exp(log_factor)
+    z = torch.tensor([*values, -1e4, -0.0, -math.inf], dtype=dtype, requires_grad=True)
+    scaled = scale_gradient(z, factor)
+    bits = torch.int32 if dtype == torch.float32 else torch.int64
+    assert torch.equal(scaled.detach().view(bits), z.detach().view(bits))
+    seed = torch.arange(1, len(z) + 1, dtype=dtype)
+    (grad,) = torch.autograd.grad(scaled, z, seed)
+    assert torch.equal(grad, seed * factor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_loss_is_the_same_bits_and_each_side_is_scaled(variant, dtype):
+    name, hyperparameters = VARIANTS[variant]
+    bound = objective(name, **hyperparameters)
+    for seed in range(5):
+        batch = random_pairs(seed, dtype=dtype)
+        done = batch.calibrate(bound, Calibrator(clip=False))
+        plain = bound.loss(batch.pairs)
+        assert torch.equal(done.loss, plain)
+        alpha = done.report.alpha
+        assert done.report.skipped is not None or abs(done.report.log_alpha) > 1e-3
+        sides = [batch.z_w, batch.z_l]
+        before = torch.autograd.grad(plain.mean(), sides, retain_graph=True)
+        after = torch.autograd.grad(done.loss.mean(), sides)
+        assert torch.equal(after[0], before[0] * alpha)
+        assert torch.equal(after[1], before[1] * (1 / alpha))
+
+
+def test_without_a_calibrator_the_backward_is_left_as_it_is():
+    batch = random_pairs(1)
+    done = batch.calibrate(objective("dil-bce"), None)
+    assert done.report.log_alpha == 0.0 and done.report.skipped is None
+    (plain,) = torch.autograd.grad(objective("dil-bce").loss(batch.pairs).mean(), batch.theta, retain_graph=True)
+    (found,) = torch.autograd.grad(done.loss.mean(), batch.theta)
+    assert torch.equal(plain, found)
+
+
+def test_the_ratio_of_the_update_that_is_made_is_r_star():
+    """Measured on the gradients themselves, single pair: |d_w s_w| = |d_l s_l| after calibration."""
+    for seed in range(10):
+        batch = random_pairs(seed, count=1)
+        done = batch.calibrate(objective("dil-bce"), Calibrator(ema_beta=0.0, clip=False))
+        grad_w, grad_l = torch.autograd.grad(done.loss.sum(), [batch.z_w, batch.z_l], retain_graph=True)
+        (s_w,) = torch.autograd.grad(batch.z_w.sum(), batch.theta, retain_graph=True)
+        (s_l,) = torch.autograd.grad(batch.z_l.sum(), batch.theta, retain_graph=True)
+        assert (grad_w.abs() * s_w.norm()).item() == pytest.approx((grad_l.abs() * s_l.norm()).item(), rel=1e-12)
+
+
+def test_any_function_of_two_likelihoods_can_be_calibrated():
+    batch = random_pairs(2)
+    calibrator = Calibrator(ema_beta=0.0, clip=False)
+    by_name = batch.calibrate(objective("dpo", beta=0.5), calibrator)
+    ref = batch.pairs.ref_w - batch.pairs.ref_l
+    by_hand = calibrate(
+        lambda w, lose: torch.nn.functional.softplus(-0.5 * (w - lose - ref)),
+        batch.z_w, batch.z_l, parameters=[batch.theta], calibrator=calibrator,
+    )  # fmt: skip
+    assert torch.allclose(by_name.loss, by_hand.loss)
+    assert by_hand.report.log_alpha == pytest.approx(by_name.report.log_alpha, rel=1e-9)
+
+
+# --- the averages ----------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(batches=st.lists(statistics, min_size=1, max_size=8), beta=st.floats(0, 0.999), clip=st.booleans())
+def test_the_averages_follow_a_loop_written_by_hand(batches, beta, clip):
+    calibrator = Calibrator(beta, clip=clip)
+    mean = None
+    for stats in batches:
+        here = (stats.log_d_w, stats.log_d_l, stats.log_s_w, stats.log_s_l)
+        # starts at the first value; the current batch is in the average that it is calibrated with
+        mean = list(here) if mean is None else [beta * m + (1 - beta) * x for m, x in zip(mean, here, strict=True)]
+        term = (mean[3] - mean[2]) - (mean[0] - mean[1])  # EMA[log r*] - EMA[log r]
+        log_r, centre = here[0] - here[1], here[3] - here[2]
+        clipped = False
+        if clip and stats.rho > 0:
+            low, high = centre + math.log(stats.rho) - log_r, centre - math.log(stats.rho) - log_r
+            clipped = not low - 1e-9 <= term <= high + 1e-9
+            term = min(max(term, low), high)
+        done = calibrator.update(stats)
+        assert done.log_alpha == pytest.approx(min(max(term / 2, -40), 40), abs=1e-9)
+        if abs(term / 2) < 40:
+            assert done.clipped or not clipped
+        assert list(calibrator.ema.values()) == pytest.approx(mean, abs=1e-12)
+
+
+@FEW
+@given(batches=st.lists(statistics, min_size=2, max_size=8), beta=st.floats(0.5, 0.999))
+def test_clipping_keeps_the_calibrated_ratio_inside_the_current_band(batches, beta):
+    clipping, free = Calibrator(beta), Calibrator(beta, clip=False)
+    for stats in batches:
+        done, unclipped = clipping.update(stats), free.update(stats)
+        if abs(done.log_alpha) == MAX_LOG_ALPHA:
+            continue
+        assert done.slack >= -1e-9 and done.in_band  # on the edge is inside, whatever the last bit says
+        assert unclipped.in_band == (unclipped.slack >= -1e-9)
+        if unclipped.slack >= 1e-9 and abs(unclipped.log_alpha) < MAX_LOG_ALPHA:
+            assert not done.clipped and done.log_alpha == unclipped.log_alpha
+
+
+def test_clipping_does_happen_and_is_reported():
+    calibrator = Calibrator(0.98)
+    calibrator.update(Statistics(0, 0, 1, 1, 0, 0, 0.9))
+    done = calibrator.update(Statistics(5, 0, 1, 1, 0, 0, 0.9))  # the averages would undo only a fiftieth of it
+    assert done.clipped and done.slack == pytest.approx(0.0, abs=1e-12)
+    assert done.calibrated.log_r == pytest.approx(-math.log(0.9))
+
+
+@FEW
+@given(batches=st.lists(statistics, min_size=2, max_size=6), beta=st.floats(0, 0.999))
+def test_the_state_survives_json_exactly(batches, beta):
+    whole, first = Calibrator(beta), Calibrator(beta)
+    half = len(batches) // 2
+    for stats in batches[:half]:
+        whole.update(stats), first.update(stats)
+    second = Calibrator(beta)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for stats in batches[half:]:
+        assert whole.update(stats) == second.update(stats)
+    assert whole.state_dict() == second.state_dict()
+
+
+def test_an_empty_state_survives_json_too():
+    calibrator = Calibrator()
+    assert calibrator.state_dict() is None
+    calibrator.load_state_dict(json.loads(json.dumps(calibrator.state_dict())))
+    assert calibrator.ema is None
+
+
+def test_the_state_handed_out_is_not_the_state_kept():
+    calibrator = Calibrator(0.5)
+    calibrator.update(Statistics(1, 2, 1, 1, 3, 4, 0.5))
+    calibrator.state_dict()["log_d_w"] = 99.0
+    assert calibrator.ema["log_d_w"] == 1
+
+
+# --- batches with nothing to balance ----------------------------------------------------------------------------
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("reason", "stats"),
+    [
+        ("inactive_loser", Statistics(0, -INF, 1, 0, 0, 0, 0.5)),
+        ("inactive_winner", Statistics(-INF, 0, 0, 1, 0, 0, 0.5)),
+        ("both_inactive", Statistics(-INF, -INF, 0, 0, 0, 0, 0.5)),
+        ("zero_score", Statistics(0, 0, 1, 1, -INF, 0, NAN)),
+        ("zero_score", Statistics(0, 0, 1, 1, 0, -INF, NAN)),
+        ("zero_score", Statistics(0, 0, 1, 1, -INF, -INF, NAN)),
+        ("opposite_signs", Statistics(0, 0, 1, -1, 0, 0, 0.5)),
+        ("opposite_signs", Statistics(0, 0, -1, 1, 0, 0, 0.5)),
+        ("non_finite", Statistics(NAN, 0, 0, 1, 0, 0, 0.5)),
+        ("non_finite", Statistics(0, NAN, 1, 0, 0, 0, 0.5)),
+        ("non_finite", Statistics(INF, 0, 1, 1, 0, 0, 0.5)),
+        ("non_finite", Statistics(0, 0, 1, 1, NAN, NAN, NAN)),
+    ],
+)
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_batch_without_a_ratio_is_left_alone_counted_and_not_averaged(reason, stats, clip):
+    calibrator = Calibrator(0.5, clip=clip)
+    fresh = calibrator.update(stats)
+    assert (fresh.log_alpha, fresh.alpha, fresh.skipped) == (0.0, 1.0, reason)
+    assert calibrator.state_dict() is None
+    calibrator.update(Statistics(1, 2, 1, 1, 3, 4, 0.5))
+    before = calibrator.state_dict()
+    again = calibrator.update(stats)
+    assert (again.log_alpha, again.skipped, again.clipped) == (0.0, reason, False)
+    assert calibrator.state_dict() == before
+    assert observe(stats).skipped == reason
+    if reason in ("zero_score", "both_inactive"):
+        assert fresh.in_band is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters", "z_w", "z_l", "s_w", "s_l", "reason"),
+    [
+        ("rrhf", {}, -1.0, -5.0, [1.0, 0.0], [1.0, 1.0], "inactive_loser"),
+        ("slic-hf", {}, -1.0, -5.0, [1.0, 0.0], [1.0, 1.0], "inactive_loser"),
+        ("slic-hf", {"lam": 0.0}, -1.0, -5.0, [1.0, 0.0], [1.0, 1.0], "both_inactive"),
+        ("bpo", {"beta": 2.0}, -1.0, -5.0, [1.0, 0.0], [1.0, 1.0], "both_inactive"),
+        ("ipo", {"tau": 0.125}, -1.0, -5.0, [1.0, 0.0], [1.0, 1.0], "both_inactive"),
+        ("dpo", {}, -1.0, -5.0, [0.0, 0.0], [1.0, 1.0], "zero_score"),
+        ("dpo", {}, -1.0, -5.0, [1.0, 0.0], [0.0, 0.0], "zero_score"),
+        ("dpo", {}, -1.0, -5.0, [NAN, 0.0], [1.0, 1.0], "non_finite"),
+        ("dpo", {}, NAN, -5.0, [1.0, 0.0], [1.0, 1.0], "non_finite"),
+        ("dpo", {}, -INF, -5.0, [1.0, 0.0], [1.0, 1.0], "non_finite"),
+    ],
+)
+def test_the_reason_is_found_from_the_batch_itself(name, hyperparameters, z_w, z_l, s_w, s_l, reason):
+    calibrator = Calibrator()
+    done = Linear([z_w], [z_l], [s_w], [s_l]).calibrate(objective(name, **hyperparameters), calibrator)
+    assert done.report.skipped == reason and done.report.alpha == 1.0 and calibrator.ema is None
+
+
+def test_opposite_signs_are_found_from_the_batch():
+    batch = Linear([-1.0], [-5.0], [[1.0, 0.0]], [[1.0, 1.0]])
+    done = calibrate(lambda w, lose: w + lose, batch.z_w, batch.z_l, parameters=[batch.theta], calibrator=Calibrator())
+    assert done.report.skipped == "opposite_signs" and done.report.alpha == 1.0
+
+
+def test_reversed_incentives_are_calibrated_and_flagged():
+    """IPO past its target: d_w = d_l < 0, the ratio is still 1 and can still be moved to r*."""
+    done = Linear([0.0], [-30.0], [[1.0, 0.0]], [[1.0, 2.0]]).calibrate(objective("ipo"), Calibrator())
+    assert done.report.stats.reversed and done.report.skipped is None
+    assert done.report.stats.log_r == 0.0
+    assert done.report.calibrated.log_r == pytest.approx(math.log(math.sqrt(5)))
+
+
+# --- means over pairs and workers -------------------------------------------------------------------------------
+
+
+def test_mean_incentives_add_up_signed_pairs():
+    """IPO with pairs on both sides of its target: the mean of the values, not of their logs."""
+    z = torch.tensor([0.0, -3.0, -9.0, -30.0], dtype=torch.float64)
+    zero = torch.zeros_like(z)
+    found = incentives(objective("ipo"), PairLogps(zero, z, zero, zero, zero, zero))
+    assert (found.d_w < 0).any() and (found.d_w > 0).any()
+    mean_w, mean_l = mean_incentives(found)
+    assert mean_w.value == pytest.approx(found.d_w.mean().item()) and mean_w.sign == -1
+    assert mean_l.value == pytest.approx(found.d_l.mean().item())
+
+
+def test_mean_incentives_survive_underflow():
+    """Two saturated KTO pairs: e^-900 is 0, the mean's log is not -inf."""
+    z = torch.tensor([900.0, 901.0], dtype=torch.float64)
+    zero = torch.zeros_like(z)
+    found = incentives(objective("kto"), PairLogps(z, zero - z, zero, zero, zero, zero))
+    assert found.d_w.tolist() == [0.0, 0.0]
+    mean_w, _ = mean_incentives(found)
+    assert mean_w.log_abs == pytest.approx(-900 + math.log((1 + math.exp(-1)) / 2), rel=1e-12)
+    assert mean_w.sign == 1
+
+
+class Exchange:
+    """A meeting point for workers that are threads: each call waits for all, then everybody reads all."""
+
+    def __init__(self, workers):
+        self.barrier = threading.Barrier(workers, timeout=30)
+        self.slots = [None] * workers
+
+    def worker(self, rank):
+        exchange = self
+
+        class Worker:
+            def gather(self, values):
+                exchange.slots[rank] = values
+                exchange.barrier.wait()
+                rows = torch.stack(list(exchange.slots))
+                exchange.barrier.wait()
+                return rows
+
+            def sum(self, tensor):
+                return self.gather(tensor).sum(0)
+
+        return Worker()
+
+
+def split(batch, start, stop):
+    part = object.__new__(Linear)
+    part.theta = batch.theta
+    part.z_w, part.z_l = batch.z_w[start:stop], batch.z_l[start:stop]
+    p = batch.pairs
+    part.pairs = PairLogps(
+        part.z_w, part.z_l, p.n_w[start:stop], p.n_l[start:stop], p.ref_w[start:stop], p.ref_l[start:stop],
+        constants={"kl_w": p.constants["kl_w"][start:stop], "kl_baseline": p.constants["kl_baseline"]},
+    )  # fmt: skip
+    return part
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 1)])
+@pytest.mark.parametrize("name", ["dpo", "ipo", "cpo", "slic-hf", "dil-bce", "dil-lsif"])
+def test_two_workers_see_what_one_sees(name, sizes):
+    whole = random_pairs(7, count=4)
+    alone = whole.calibrate(objective(name), Calibrator()).report
+    parts = [split(whole, 0, sizes[0]), split(whole, sizes[0], 4)]
+    exchange, reports = Exchange(2), [None, None]
+
+    def work(rank):
+        reports[rank] = parts[rank].calibrate(objective(name), Calibrator(), exchange.worker(rank)).report
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert reports[0] == reports[1]
+    for field in ("log_d_w", "log_d_l", "sign_w", "sign_l", "log_s_w", "log_s_l", "rho"):
+        assert getattr(reports[0].stats, field) == pytest.approx(getattr(alone.stats, field), rel=1e-11, abs=1e-11), (
+            field
+        )
+    assert reports[0].log_alpha == pytest.approx(alone.log_alpha, abs=1e-11)
+
+
+# --- the ends of the range --------------------------------------------------------------------------------------
+
+FORWARD, ACROSS, BACKWARD = [1.0, 0.0, 0.5], [0.5, 1.0, 0.0], [-1.0, 0.2, -0.5]
+#: name: (z_w, z_l, s_w, s_l) of two pairs; the reference is at 0
+EXTREMES = {
+    "both at -1e4": ([-1e4, -1e4], [-1e4, -1e4], FORWARD, ACROSS),
+    "winner at -1e4": ([-1e4, -1e4], [-1.0, -2.0], FORWARD, ACROSS),
+    "loser at -1e4": ([-1.0, -2.0], [-1e4, -1e4], FORWARD, ACROSS),
+    "winner at 1e4": ([1e4, 1e4], [-1.0, -2.0], FORWARD, ACROSS),
+    "loser at 1e4": ([-1.0, -2.0], [1e4, 1e4], FORWARD, ACROSS),
+    "one pair at -1e4": ([-1e4, -2.0], [-1.0, -1e4], FORWARD, ACROSS),
+    "equal sequences": ([-3.0, -4.0], [-3.0, -4.0], FORWARD, FORWARD),
+    "rho is 1": ([-3.0, -4.0], [-5.0, -4.5], FORWARD, [3 * x for x in FORWARD]),
+    "rho below 0": ([-3.0, -4.0], [-5.0, -4.5], FORWARD, BACKWARD),
+    "scores of 1e-18": ([-3.0, -4.0], [-5.0, -4.5], [1e-18 * x for x in FORWARD], ACROSS),
+    "scores of 1e15": ([-3.0, -4.0], [-5.0, -4.5], [1e15 * x for x in FORWARD], ACROSS),
+    "inactive hinges": ([-1.0, -1.0], [-90.0, -80.0], FORWARD, ACROSS),
+    "no winner score": ([-1.0, -1.0], [-2.0, -3.0], [0.0, 0.0, 0.0], ACROSS),
+}
+SKIPS = {None, "inactive_loser", "inactive_winner", "both_inactive", "zero_score", "opposite_signs"}
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("extreme", EXTREMES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_extremes_have_a_defined_outcome(variant, extreme, clip):
+    name, hyperparameters = VARIANTS[variant]
+    z_w, z_l, s_w, s_l = EXTREMES[extreme]
+    calibrator = Calibrator(clip=clip)
+    for _ in range(2):  # the second pass reads the averages that the first one left
+        batch = Linear(z_w, z_l, [s_w, s_w], [s_l, s_l], torch.float32)
+        done = batch.calibrate(objective(name, **hyperparameters), calibrator)
+        assert done.report.skipped in SKIPS
+        assert 0 < done.report.alpha < math.inf and 0 < 1 / done.report.alpha < math.inf
+        assert done.loss.isfinite().all()
+        assert torch.equal(done.loss, objective(name, **hyperparameters).loss(batch.pairs))
+        (grad,) = torch.autograd.grad(done.loss.mean(), batch.theta)
+        assert grad.isfinite().all()
+        assert calibrator.ema is None or all(map(math.isfinite, calibrator.ema.values()))
+        if extreme == "no winner score":
+            assert done.report.skipped in ("zero_score", "both_inactive", "inactive_loser")
+        if extreme in ("rho is 1", "equal sequences") and done.report.skipped is None:
+            assert done.report.band.half_width == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("side", ["winner", "loser"])
+@pytest.mark.parametrize("bad", [NAN, -INF])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_broken_row_is_named_and_stays_in_its_row(variant, bad, side):
+    name, hyperparameters = VARIANTS[variant]
+    z_w, z_l = [-3.0, -4.0, -2.0], [-5.0, -4.5, -2.5]
+    (z_w if side == "winner" else z_l)[1] = bad
+    calibrator = Calibrator()
+    batch = Linear(z_w, z_l, [FORWARD] * 3, [ACROSS] * 3, torch.float32)
+    done = batch.calibrate(objective(name, **hyperparameters), calibrator)
+    assert done.report.skipped == "non_finite" and done.report.alpha == 1.0
+    assert calibrator.ema is None
+    assert done.loss[[0, 2]].isfinite().all()
+    healthy = Linear([-3.0, -2.0], [-5.0, -2.5], [FORWARD] * 2, [ACROSS] * 2, torch.float32)
+    assert torch.equal(done.loss[[0, 2]], objective(name, **hyperparameters).loss(healthy.pairs))
+
+
+def test_a_ratio_no_float_holds_is_bounded_and_reported():
+    """dil-ukl with a loser at -1e4: log r = 1e4; exp(-5000) is 0 and its inverse infinite."""
+    done = Linear([-1.0], [-1e4], [FORWARD], [ACROSS]).calibrate(objective("dil-ukl"), Calibrator())
+    assert done.report.stats.log_r == pytest.approx(1e4)
+    assert done.report.log_alpha == -MAX_LOG_ALPHA and done.report.clipped

@@ -1,0 +1,218 @@
+import math
+import re
+import warnings
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import runs
+
+from rcray.aggregate.collect import collect
+from rcray.aggregate.findings import find, overall
+from rcray.aggregate.groups import compare
+from rcray.aggregate.report import build_report
+from rcray.store import Store
+
+HOSTILE = '<script>alert("x")</script> & 50%_of $\\alpha^2$ {~#}'
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.open(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    store = Store.open(tmp_path_factory.mktemp("finished"))
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)
+    runs.write_runs(store, cells)
+    return store, experiment, cells, build_report(store, experiment, cells)
+
+
+class _Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.open, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def _parse(page: str) -> _Tags:
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    return tags
+
+
+def test_everything_is_written(finished):
+    store, _, _, report = finished
+    folder = store.experiment("quickstart")
+    assert report.html == folder / "report.html"
+    assert [path.name for path in report.tables] == ["results.md", "results.tex", "results.csv"]
+    names = ["pathway-plane", "dynamics-tiny-neox-dpo", "dynamics-tiny-neox-cpo", "dynamics-tiny-neox-dil-bce"]
+    assert [path.name for path in report.figures] == [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
+    for path in (report.html, *report.tables, *report.figures):
+        assert path.stat().st_size > 500
+    assert not list(folder.rglob(".*"))  # no temporary file is left
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.figures if path.suffix == ".png")
+
+
+def test_equal_runs_give_equal_bytes(finished):
+    store, experiment, cells, report = finished
+    paths = (report.html, *report.tables, *report.figures)
+    before = [path.read_bytes() for path in paths]
+    assert build_report(store, experiment, cells).figures == report.figures
+    assert [path.read_bytes() for path in paths] == before
+    assert b"<dc:date>" not in b"".join(before)
+
+
+def test_the_page_loads_nothing(finished):
+    report = finished[3]
+    page = report.html.read_text()
+    assert "http://" not in page
+    assert "https://" not in page
+    tags = _parse(page)
+    assert not {"link", "iframe", "object", "embed"} & set(tags.seen)
+    for link in tags.links:
+        assert link.startswith(("#", "data:image/svg+xml;base64,", "tables/", "figures/", "../../runs/")), link
+
+
+def test_relative_links_exist(finished):
+    report = finished[3]
+    for link in _parse(report.html.read_text()).links:
+        if not link.startswith(("#", "data:")):
+            assert (report.html.parent / link).exists(), link
+        elif link.startswith("#"):
+            assert f'id="{link[1:]}"' in report.html.read_text()
+
+
+def test_the_page_names_no_path_of_this_machine(finished):
+    store, _, _, report = finished
+    assert str(store.root) not in report.html.read_text()
+
+
+def test_hostile_text_is_shown_not_run(store):
+    experiment = runs.quickstart().model_copy(update={"title": HOSTILE, "description": HOSTILE})
+    cells = runs.cells_of(experiment)[:2]
+    runs.write_runs(store, cells)
+    runs.make(store, cells[1], "failed", error=HOSTILE, steps=30)
+    report = build_report(store, experiment, cells)
+    page = report.html.read_text()
+    assert '<script>alert("x")' not in page
+    assert page.count("<script>") == 1
+    assert page.count("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; 50%_of") >= 4
+    _parse(page)
+    latex = report.tables[1].read_text()
+    assert r'\caption{\textless{}script\textgreater{}alert("x")' in latex
+    assert r"\& 50\%\_of \$\textbackslash{}alpha\textasciicircum{}2\$ \{\textasciitilde{}\#\}." in latex
+    assert "<script>" not in report.tables[0].read_text().replace("\\<", "")
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "degenerate", "running"])
+def test_a_cell_without_a_result_is_a_word_everywhere(store, status):
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    runs.write_ok(store, cells[0])
+    runs.make(store, cells[1], status, error="it broke", steps=30)
+    # Even metrics that were written before it broke are not shown.
+    runs.write_evaluation(store.run(cells[1].run_id), cells[1])
+    report = build_report(store, experiment, cells)
+    row = report.tables[0].read_text().splitlines()[5]
+    assert row == "| DPO | w/ | " + " | ".join([status] * 9) + " |"
+    fields = report.tables[2].read_text().splitlines()[2].split(",")
+    assert fields[:3] == ["tiny-neox", "DPO", "w/"]
+    assert fields[3:5] == [status, "0 of 1"]
+    assert set(fields[5:]) == {status}
+    page = report.html.read_text()
+    assert f'<span class="chip {status}">1 {status}</span>' in page
+    assert f"No comparison: the cell with RC is {status}." in page
+    assert "it broke" in page
+
+
+def test_nothing_started_yet(store):
+    experiment = runs.quickstart()
+    report = build_report(store, experiment, runs.cells_of(experiment))
+    page = report.html.read_text()
+    assert report.figures == ()
+    assert "6 pending" in page
+    assert "No cell has step records yet." in page
+    assert report.tables[0].read_text().count("| pending |") >= 6
+    _parse(page)
+
+
+def test_figures_of_cells_no_longer_there_are_removed(store):
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)
+    runs.write_runs(store, cells)
+    first = build_report(store, experiment, cells[:4])
+    second = build_report(store, experiment, cells[:2])
+    assert set(second.figures) < set(first.figures)
+    assert sorted(second.figures) == sorted((store.experiment("quickstart") / "figures").iterdir())
+
+
+@pytest.mark.parametrize("steps", [1, 40])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_figures_of_strange_records(store, monkeypatch, steps, value):
+    """No finite ratio, an unbounded band throughout, no probe, a single step."""
+    plain = runs.dynamics
+
+    def strange(cell, count):
+        columns = plain(cell, count)
+        empty = np.full(count, np.nan)
+        edges = {"band_lower": np.full(count, -value), "band_upper": np.full(count, value)}
+        ratios = {name: empty for name in ("log_r", "log_r_base", "log_r_star")} if math.isnan(value) else {}
+        return columns | edges | ratios | {"probe_z_w": empty, "probe_z_l": empty, "pathway_realised": [""] * count}
+
+    monkeypatch.setattr(runs, "dynamics", strange)
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    for cell in cells:
+        runs.write_ok(store, cell, steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = build_report(store, experiment, cells)
+    assert [path.name for path in report.figures] == ["dynamics-tiny-neox-dpo.png", "dynamics-tiny-neox-dpo.svg"]
+
+
+def test_findings_say_what_held_and_what_did_not(store):
+    cells = runs.cells_of(runs.quickstart())
+    runs.write_runs(store, cells)
+    results = collect(store, cells)
+    dpo, cpo, dil = find(compare(results), "nats")
+    assert [check.verdict for check in cpo.checks] == ["held", "held", "held", "held"]
+    assert [check.text for check in cpo.checks] == [
+        "4% of steps without RC, 100% with it",
+        "z_w +6.3 nats without RC, +1.9 with it",
+        "z_l +4.1 nats without RC, −2.0 with it",
+        "70.3% without RC, 79.3% with it (+9.0 points)",
+    ]
+    assert [check.without for check in dpo.checks[:3]] == ["not held", "not held", "held"]
+    assert dil.checks[0].text == "100% of steps without RC, 100% with it; so it was without RC"
+    assert dil.checks[3].verdict == "unclear"
+    lines = overall([dpo, cpo, dil], results)
+    assert lines[:3] == [
+        "With RC at least 90% of updates lay inside the band in 3 of 3 comparisons (without RC: 1).",
+        "With RC the winner was preserved in 3 of 3 comparisons (without RC: 2), and the loser suppressed in 3 of 3 "
+        "comparisons (without RC: 2).",
+        "RC raised held-out accuracy in 1 of 3, lowered it in 0, and made no clear difference in 2.",
+    ]
+    assert re.fullmatch(r"The pathway predicted .* in \d+% of 120 intervals between its measurements\.", lines[3])
+
+
+def test_findings_admit_where_rc_did_harm(store, monkeypatch):
+    swapped = {(name, not rc): outcome for (name, rc), outcome in runs.OUTCOMES.items()}
+    monkeypatch.setattr(runs, "OUTCOMES", swapped)
+    cells = runs.cells_of(runs.quickstart())
+    runs.write_runs(store, cells)
+    cpo = find(compare(collect(store, cells)), "nats")[1]
+    assert [check.verdict for check in cpo.checks[2:]] == ["not held", "not held"]
+    assert cpo.checks[2].text == "z_l −2.0 nats without RC, +4.1 with it: better without RC"
+    assert cpo.checks[3].text == "79.3% without RC, 70.3% with it (−9.0 points): lower with RC"
