@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
-from rcray.config.objectives import AnyObjective, Custom, Dpo, NonNegative, Positive
+from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
 
 
 class Section(BaseModel):
@@ -151,6 +151,19 @@ class RunConfig(Section):
             raise ValueError(
                 f"train.batch_size {self.train.batch_size} exceeds data.train_pairs {self.data.train_pairs}: "
                 "not one step would be made"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _loop_can_feed_the_objective(self) -> "RunConfig":
+        """Some variants read inputs that only a loop of one's own provides; better refused than ignored."""
+        objective = self.objective
+        if isinstance(objective, Kto) and objective.baseline == "kl":
+            raise ValueError("objective.baseline 'kl' reads mismatched pairs, which the training loop does not make")
+        if isinstance(objective, TiDpo) and (objective.triplet or objective.importance == "gradient"):
+            raise ValueError(
+                "objective.triplet and objective.importance 'gradient' read a sampled anchor and embedding gradients, "
+                "which the training loop does not make"
             )
         return self
 

@@ -40,9 +40,9 @@ class Recipe:
     heads: int = 4
     vocab_size: int = 512
     context: int = 256
-    warm_up_steps: int = 300
+    warm_up_steps: int = 160
     warm_up_batch: int = 32
-    warm_up_rate: float = 2e-3
+    warm_up_rate: float = 1e-3
     seed: int = 0
     version: int = 1  # raised when the code below changes what it builds
 

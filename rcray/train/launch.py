@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -30,12 +31,11 @@ def launch(
     store: Store,
     *,
     on_step: Callable[[dict[str, Any]], None] | None = None,
-    on_checkpoint: Callable[[RunDir, dict[str, Any]], None] | None = None,
     callbacks: list[Any] | None = None,
 ) -> dict[str, Any]:
     """Trains one run, or finds it finished; returns its status. Raises what ended it.
 
-    `on_step` is called only inside this process; `on_checkpoint` travels to the worker that writes.
+    `on_step` is called after every step of a run inside this process; `callbacks` are Ray Train's, for worker groups.
     """
     key = run_id(config)
     run = store.run(key)
@@ -50,23 +50,24 @@ def launch(
     from rcray.train.loop import Job, worker_loop
 
     execution = config.execution
-    inside = execution.workers == 0
-    job = Job(config, store, key, uuid.uuid4().hex, on_step if inside else None, on_checkpoint)
+    job = Job(config, store, key, uuid.uuid4().hex)
+    if job.inside:
+        job = replace(job, on_step=on_step)
     on_gpu = execution.gpus_per_worker > 0
     resources = {"CPU": execution.cpus_per_worker}
     if on_gpu:
         resources["GPU"] = execution.gpus_per_worker
     trainer = TorchTrainer(
-        worker_loop,
+        worker_loop,  # type: ignore[arg-type]  # returns rank 0's status
         train_loop_config={"job": job},
         torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=execution.workers, use_gpu=on_gpu, resources_per_worker=None if inside else resources
+            num_workers=execution.workers, use_gpu=on_gpu, resources_per_worker=None if job.inside else resources
         ),
         run_config=TrainRunConfig(
             name=f"{key}-{job.attempt[:8]}",  # a name of its own: resuming is ours, not Ray's
             storage_path=str(store.root / "ray"),
-            failure_config=FailureConfig(max_failures=0 if inside else WORKER_RETRIES),
+            failure_config=FailureConfig(max_failures=0 if job.inside else WORKER_RETRIES),
             callbacks=callbacks,
         ),
     )

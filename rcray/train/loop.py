@@ -26,7 +26,7 @@ from rcray.config import RunConfig
 from rcray.data.batch import Batch, Schedule, collate
 from rcray.data.encode import EncodedPairs, encode_pairs
 from rcray.data.pairs import load_pairs
-from rcray.errors import RcrayError, RunLockedError
+from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
@@ -49,8 +49,12 @@ class Job:
     store: Store
     run_id: str
     attempt: str  # names one launch: a deterministic failure is not tried again within it
-    on_step: Callable[[dict[str, Any]], None] | None = None
-    on_checkpoint: Callable[[RunDir, dict[str, Any]], None] | None = None
+    on_step: Callable[[dict[str, Any]], None] | None = None  # only inside the calling process
+
+    @property
+    def inside(self) -> bool:
+        """Whether the loop runs in the launching process, not in a worker group."""
+        return self.config.execution.workers == 0
 
     @property
     def run(self) -> RunDir:
@@ -77,8 +81,7 @@ class ProcessGroup:
 def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
     """Trains one run to its end, from its newest checkpoint if it has one."""
     job: Job = settings["job"]
-    context = ray.train.get_context()  # (1) who am I
-    rank, workers = context.get_world_rank(), context.get_world_size()
+    rank, workers = _place(job)
     before = job.run.read_status()
     if before.get("attempt") == job.attempt and before.get("status") in ("failed", "oom", "degenerate"):
         return before  # Ray retried what cannot succeed
@@ -94,25 +97,45 @@ def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
     try:
         return _train(job, rank, workers)
     except Exception as error:
-        record_failure(job, error)
+        record_failure(job.run, error, **_identity(job))
         raise
     finally:
         lock.release()
 
 
-def record_failure(job: Job, error: BaseException) -> dict[str, Any]:
-    """Writes down why a run ended; the kind of error decides its status."""
-    from rcray.errors import DegenerateRunError
+def _place(job: Job) -> tuple[int, int]:
+    """(1) Who am I: rank and number of workers. Alone by construction inside a process, where Tune forbids asking."""
+    if job.inside:
+        return 0, 1
+    context = ray.train.get_context()
+    return context.get_world_rank(), context.get_world_size()
 
+
+def _device(job: Job) -> torch.device:
+    """(2) On what: the GPU Ray gave this worker, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda") if job.inside else ray.train.torch.get_device()
+
+
+def _report(job: Job, progress: Progress, schedule: Schedule) -> None:
+    """(4) Progress for Ray, at checkpoints only: every rank, equally often."""
+    if not job.inside:
+        ray.train.report({"step": progress.step, "total_steps": schedule.total_steps})
+
+
+def record_failure(run: RunDir, error: BaseException, **identity: Any) -> None:
+    """Writes down why a run ended; the kind of error decides its status. The first record of an attempt stays."""
+    found = run.read_status()
+    if found.get("status") in ("failed", "oom", "degenerate") and found.get("attempt") == identity.get("attempt"):
+        return
     status = "failed"
     if isinstance(error, DegenerateRunError):
         status = "degenerate"
     elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         status = "oom"
     message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
-    content = {**job.run.read_status(), **_identity(job), "status": status, "error": message}
-    write_json(job.run.status, content)
-    return content
+    write_json(run.status, {**found, **identity, "status": status, "error": message})
 
 
 def _identity(job: Job) -> dict[str, Any]:
@@ -126,7 +149,7 @@ def _identity(job: Job) -> dict[str, Any]:
 
 def _train(job: Job, rank: int, workers: int) -> dict[str, Any]:
     config = job.config
-    device = ray.train.torch.get_device() if torch.cuda.is_available() else torch.device("cpu")  # (2) on what
+    device = _device(job)
     torch.manual_seed(config.train.seed)
     if device.type == "cpu":
         torch.set_num_threads(max(1, int(config.execution.cpus_per_worker)))
@@ -253,12 +276,10 @@ def _checkpoint(
         recorder.flush()
         keep = job.config.execution.keep_checkpoints
         save_checkpoint(job.run.checkpoints, state.model, state.optimizer, state.scheduler, progress, keep)
-        status = _write_status(job, "running", progress, schedule, data)
-        if job.on_checkpoint:
-            job.on_checkpoint(job.run, status)
+        _write_status(job, "running", progress, schedule, data)
     if workers > 1:
         dist.barrier()
-    ray.train.report(_report(progress, schedule))  # (4) progress; every rank, equally often
+    _report(job, progress, schedule)
 
 
 def _finish(
@@ -278,16 +299,10 @@ def _finish(
         _publish_model(loaded, job.run.final)
         status = _write_status(job, "ok", progress, schedule, data)
         shutil.rmtree(job.run.checkpoints, ignore_errors=True)  # the final model replaces them
-        if job.on_checkpoint:
-            job.on_checkpoint(job.run, status)
     if workers > 1:
         dist.barrier()
-    ray.train.report(_report(progress, schedule))
+    _report(job, progress, schedule)
     return status
-
-
-def _report(progress: Progress, schedule: Schedule) -> dict[str, Any]:
-    return {"step": progress.step, "total_steps": schedule.total_steps}
 
 
 def _publish_model(loaded: LoadedModel, target: Path) -> None:

@@ -39,8 +39,6 @@ from rcray.objectives import Objective, PairLogps, TokenLogps
 
 Gradients = list[Tensor]
 
-EDGE_TOLERANCE = 1e-9  # nats: a ratio clipped onto the edge is inside, whatever the last bit says
-
 
 @dataclass
 class StepState:
@@ -263,7 +261,7 @@ def _record(decisions: Sequence[Calibration], sums: Sequence[float], pairs: int)
         "band_lower": mean([d.band.lower for d in decisions]),
         "band_upper": mean([d.band.upper for d in decisions]),
         "slack": math.nan if any(map(math.isnan, slacks)) else min(slacks),
-        "in_band": all(slack >= -EDGE_TOLERANCE for slack in slacks),
+        "in_band": all(bool(d.in_band) for d in decisions),
         "log_alpha": mean([d.log_alpha for d in decisions]),
         "clipped": mean([float(d.clipped) for d in decisions]),
         "skipped": skipped or "",

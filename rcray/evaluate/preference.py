@@ -1,0 +1,95 @@
+"""Preference metrics on held-out pairs: what training did to the chosen and the rejected answers.
+
+Legend: z~ = z of the trained model minus z of the model it started from, per held-out pair, in the run's reduction;
+m~ = z~_w - z~_l. Intervals are 95% percentile bootstrap over pairs, seeded.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from rcray.config import RunConfig, run_id
+from rcray.config.schema import ModelConfig
+from rcray.data.batch import collate
+from rcray.data.encode import EncodedPairs, encode_pairs
+from rcray.data.pairs import load_pairs
+from rcray.models.likelihood import side_logps
+from rcray.models.load import load_model
+from rcray.models.reference import reference_logps
+from rcray.store import Store, read_json, write_json
+
+BENCHMARK = "preference"
+_RESAMPLES = 1000
+_BATCH = 64  # pairs per forward
+
+
+def evaluate_run(config: RunConfig, store: Store) -> dict[str, Any]:
+    """Measures a finished run once; the rows are kept in its directory."""
+    run = store.run(run_id(config))
+    kept = read_json(run.evaluation, default={})
+    rows = [row for row in kept.get("rows", ()) if row["benchmark"] != BENCHMARK]
+    if len(rows) < len(kept.get("rows", ())):
+        return kept
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    base = load_model(config.model, store.cache)
+    base.model.to(device)
+    data = encode_pairs(load_pairs(config.data).held_out, base.tokenizer, config.data)
+    reference = reference_logps(base, data, store.cache, device)
+    trained = load_model(ModelConfig(name=str(run.final), dtype=config.model.dtype), store.cache).model.to(device)
+    z_w, z_l = answer_logps(trained, data, device)
+    shift_w, shift_l = z_w - reference.sum_w, z_l - reference.sum_l
+    if config.likelihood == "mean":
+        shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
+    content = {"rows": [*rows, *preference_rows(shift_w.numpy(), shift_l.numpy())]}
+    write_json(run.evaluation, content)
+    return content
+
+
+def answer_logps(model: Any, data: EncodedPairs, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Summed log-likelihoods of the chosen and rejected answers, [pairs], float64."""
+    model.eval()
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(data.pairs), _BATCH):
+            batch = collate(data.pairs, range(start, min(start + _BATCH, len(data.pairs)))).to(device)
+            sides = [side_logps(model, side).sums for side in (batch.chosen, batch.rejected)]
+            parts.append(torch.stack(sides).double().cpu())
+    z_w, z_l = torch.cat(parts, dim=1)
+    return z_w, z_l
+
+
+def preference_rows(shift_w: np.ndarray, shift_l: np.ndarray) -> list[dict[str, Any]]:
+    """Rows of value, standard error and interval; a non-finite model gives `degenerate` rows without a value."""
+    margin = shift_w - shift_l
+    samples = {
+        "accuracy": (margin > 0).astype(float),
+        "margin": margin,
+        "drift_w": shift_w,
+        "drift_l": shift_l,
+    }
+    if not np.isfinite(margin).all():
+        bad = int((~np.isfinite(margin)).sum())
+        reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
+        return [
+            {"benchmark": BENCHMARK, "metric": name, "value": None, "n": len(margin), "degenerate": reason}
+            for name in samples
+        ]
+    generator = np.random.default_rng(0)
+    draws = generator.integers(0, len(margin), size=(_RESAMPLES, len(margin)))
+    rows = []
+    for name, values in samples.items():
+        low, high = np.quantile(values[draws].mean(axis=1), (0.025, 0.975))
+        rows.append(
+            {
+                "benchmark": BENCHMARK,
+                "metric": name,
+                "value": float(values.mean()),
+                "stderr": float(values.std(ddof=1) / math.sqrt(len(values))),
+                "n": len(values),
+                "ci_low": float(low),
+                "ci_high": float(high),
+            }
+        )
+    return rows

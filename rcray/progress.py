@@ -1,0 +1,85 @@
+"""What a person sees while something runs: a live ledger or a progress line; plain lines where there is no terminal."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rcray.sweep.ledger import Ledger
+
+
+class LedgerScreen:
+    """The ledger, redrawn in place on a terminal; elsewhere one line whenever a cell changes its status."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self.console = Console()
+        self.live: Live | None = None
+        self.shown: dict[str, str] = {}
+        self.last: Ledger | None = None
+
+    def __enter__(self) -> "LedgerScreen":
+        if self.console.is_terminal:
+            self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def refresh(self, ledger: Ledger) -> None:
+        """Shows the ledger as it is now."""
+        self.last = ledger
+        if self.live:
+            self.live.update(ledger.table(self.title))
+            return
+        for entry in ledger.entries.values():
+            if self.shown.get(entry.run_id, "pending") != entry.status:
+                self.console.print(f"{entry.status:10s} {entry.label}", markup=False, highlight=False)
+            self.shown[entry.run_id] = entry.status
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+        if self.last is not None:
+            self.console.print(self.last.table(self.title))
+
+
+class ProgressLine:
+    """One training run: step, loss, change of both likelihoods, share in the band, tokens per second, time left."""
+
+    def __init__(self, label: str):
+        self.label = label
+        self.console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.first: tuple[float, float] | None = None
+        self.in_band = self.steps = self.tokens = 0
+        self.started = time.perf_counter()
+
+    def __enter__(self) -> "ProgressLine":
+        self.progress.start()
+        self.task = self.progress.add_task(self.label, total=None, text="")
+        return self
+
+    def update(self, row: dict[str, Any]) -> None:
+        """Takes one step's record."""
+        self.first = self.first or (row["z_w"], row["z_l"])
+        self.steps += 1
+        self.in_band += row["in_band"]
+        self.tokens += row["tokens"]
+        rate = self.tokens / (time.perf_counter() - self.started)
+        text = (
+            f"loss {row['loss']:.3f}  Δz_w {row['z_w'] - self.first[0]:+.2f}  Δz_l {row['z_l'] - self.first[1]:+.2f}  "
+            f"in band {self.in_band / self.steps:.0%}  {rate:,.0f} tok/s"
+        )
+        self.progress.update(self.task, completed=row["step"], total=row["total_steps"], text=text)
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()

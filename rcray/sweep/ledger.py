@@ -1,0 +1,104 @@
+"""The ledger: what became of every cell, on the screen while it runs and in a file for later."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rcray.store import Store, write_json
+from rcray.sweep.grid import Cell
+
+#: Every status a cell can have. `cached` is `ok` from an earlier command.
+STATUSES = ("ok", "cached", "running", "pending", "failed", "oom", "degenerate")
+FINISHED = ("ok", "cached")
+UNSUCCESSFUL = ("failed", "oom", "degenerate")
+_COLOURS = {"ok": "green", "cached": "cyan", "running": "yellow", "pending": "dim", "degenerate": "magenta"}
+_BAR = 12  # characters
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell's line."""
+
+    run_id: str
+    label: str
+    status: str = "pending"
+    step: int = 0
+    total_steps: int = 0
+    seconds: float = 0.0
+    in_band: float | None = None
+    error: str = ""
+
+
+class Ledger:
+    """The entries of one experiment, in the order of its cells."""
+
+    def __init__(self, path: Path, cells: Sequence[Cell]):
+        self.path = path
+        self.started = time.time()
+        self.entries = {c.run_id: Entry(c.run_id, c.label, total_steps=c.config.total_steps) for c in cells}
+
+    def refresh(self, store: Store, *, running: Sequence[str] = (), cached: Sequence[str] = ()) -> None:
+        """Reads every run's status from the store; what says `running` but is not being run is pending."""
+        for key, entry in self.entries.items():
+            found = store.run(key).read_status()
+            status = found.get("status", "pending")
+            if status == "running" and key not in running:
+                status = "pending"
+            if status in (*UNSUCCESSFUL, "pending") and key in running:
+                status = "running"
+            if status == "ok" and key in cached:
+                status = "cached"
+            known = {name: found[name] for name in ("step", "total_steps", "seconds", "in_band") if name in found}
+            error = found.get("error", "") if status in UNSUCCESSFUL else ""
+            self.entries[key] = replace(entry, status=status, error=error, **known)
+
+    def tally(self) -> dict[str, int]:
+        """How many cells have each status, in the order of STATUSES."""
+        counts = Counter(entry.status for entry in self.entries.values())
+        return {status: counts[status] for status in STATUSES if counts[status]}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell has its result."""
+        return all(entry.status in FINISHED for entry in self.entries.values())
+
+    def save(self) -> None:
+        """Writes the file."""
+        content = {"updated": time.time(), "tally": self.tally(), "cells": [asdict(e) for e in self.entries.values()]}
+        write_json(self.path, content)
+
+    def summary(self) -> str:
+        """One line for logs and non-terminals."""
+        return ", ".join(f"{count} {status}" for status, count in self.tally().items())
+
+    def table(self, title: str) -> Any:
+        """A rich table of every cell."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left", caption=self.summary(), caption_justify="left", expand=False)
+        for name, justify in (
+            ("cell", "left"),
+            ("status", "left"),
+            ("progress", "left"),
+            ("in band", "right"),
+            ("seconds", "right"),
+            ("run", "left"),
+        ):
+            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        for entry in self.entries.values():
+            colour = _COLOURS.get(entry.status, "red")
+            share = entry.step / entry.total_steps if entry.total_steps else 0.0
+            full = round(share * _BAR)
+            table.add_row(
+                escape(entry.label),
+                f"[{colour}]{entry.status}[/]",
+                f"{'━' * full}{'·' * (_BAR - full)} {entry.step}/{entry.total_steps}",
+                "" if entry.in_band is None else f"{entry.in_band:.0%}",
+                f"{entry.seconds:.1f}" if entry.seconds else "",
+                entry.run_id,
+            )
+        return table
