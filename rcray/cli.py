@@ -277,7 +277,7 @@ def evaluate(file: FileArgument, store: StoreOption = DEFAULT_STORE, set_: SetOp
             missing += 1
             continue
         for row in evaluate_run(cell.config, opened)["rows"]:
-            value = row.get("degenerate") or f"{row['value']:.4f} ± {row['stderr']:.4f} (n={row['n']})"
+            value = f"{row['value']:.4f} ± {row['stderr']:.4f} (n={row['n']})"
             typer.echo(f"{cell.label}: {row['benchmark']}/{row['metric']} {value}")
     if missing:
         raise RcrayError(f"{missing} of {len(cells)} cells are not finished", fix="run `rcray sweep` first")

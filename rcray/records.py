@@ -59,6 +59,17 @@ COLUMNS: tuple[Column, ...] = (
     Column("seconds", "float", "", "wall-clock seconds of the step"),
 )
 
+Pathway = Literal["i", "ii", "iii", "reversed", "undefined"]
+
+#: The pathways of the words above (paper, section 3.1) and what they mean.
+PATHWAYS: dict[Pathway, str] = {
+    "i": "both likelihoods rise",
+    "ii": "both likelihoods fall",
+    "iii": "the winner is preserved, the loser suppressed",
+    "reversed": "the winner falls, the loser rises",
+    "undefined": "no update to judge: both sides inactive, both scores zero, or a non-finite value",
+}
+
 BY_NAME = {column.name: column for column in COLUMNS}
 METRICS = tuple(column.name for column in COLUMNS if column.metric)
 #: Columns that differ between two equal runs: they measure the machine, not the training.

@@ -12,21 +12,13 @@ from typing import Any
 import numpy as np
 
 from rcray.errors import RcrayError, StoreError
+from rcray.records import PATHWAYS
 from rcray.store import RunDir, Store, read_json
 from rcray.sweep.grid import Cell
+from rcray.train.dynamics import read_dynamics
 
 #: Every word a cell's status can be, from "there is a result" to "nothing happened yet".
 STATUSES = ("ok", "degenerate", "oom", "failed", "running", "pending")
-
-#: The pathways and what they mean. The words of `rcray.calibration.band`, written again here because importing
-#: that package imports torch; a test keeps the two equal.
-PATHWAYS: Mapping[str, str] = {
-    "i": "both likelihoods rise",
-    "ii": "both likelihoods fall",
-    "iii": "the winner is preserved, the loser suppressed",
-    "reversed": "the winner falls, the loser rises",
-    "undefined": "no update to judge: both sides inactive, both scores zero, or a non-finite value",
-}
 
 _SUMMARY_COLUMNS = ("step", "in_band", "pathway_predicted", "pathway_realised", "probe_z_w", "probe_z_l", "skipped")
 
@@ -82,7 +74,7 @@ class CellResult:
 
     def dynamics(self, columns: Sequence[str]) -> dict[str, np.ndarray]:
         """The given columns of the step records, sorted by step; empty arrays for a run without records."""
-        return read_dynamics(self.run, columns)
+        return read_columns(self.run, columns)
 
 
 def collect(store: Store, cells: Sequence[Cell]) -> list[CellResult]:
@@ -103,7 +95,7 @@ def _collect_one(run: RunDir, cell: Cell) -> CellResult:
     summary = None
     try:
         metrics = _read_metrics(run)
-        records = read_dynamics(run, _SUMMARY_COLUMNS)
+        records = read_columns(run, _SUMMARY_COLUMNS)
         summary = _summarise(records, cell.config.train.probe_every, total_steps)
     except RcrayError as error:
         # A result that cannot be read is not a result.
@@ -140,29 +132,18 @@ def _number(value: Any, default: float = math.nan) -> float:
     return float(value) if isinstance(value, int | float) else default
 
 
-def read_dynamics(run: RunDir, columns: Sequence[str]) -> dict[str, np.ndarray]:
-    """Columns of a run's step records, sorted by step.
-
-    A run that was killed and resumed may have recorded a step twice; the later part holds the step that counts.
-    """
+def read_columns(run: RunDir, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    """Columns of a run's step records as arrays, sorted by step."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    wanted = list(dict.fromkeys(["step", *columns]))
-    tables = []
-    for path in sorted(run.dynamics.glob("part-*.parquet")):
-        try:
-            tables.append(pq.read_table(path, columns=wanted).select(wanted))
-        except (pa.ArrowException, OSError, KeyError) as error:
-            reason = " ".join(str(error).split())
-            raise StoreError(f"{path}: cannot be read as step records: {reason}", fix="run the cell again") from None
-    if not tables:
-        return {name: np.empty(0) for name in columns}
-    table = pa.concat_tables(tables, promote_options="permissive")
-    steps = table.column("step").to_numpy()
-    _, first_from_the_end = np.unique(steps[::-1], return_index=True)
-    kept = len(steps) - 1 - first_from_the_end
-    return {name: _to_numpy(table.column(name))[kept] for name in columns}
+    try:
+        table = read_dynamics(run.dynamics, list(columns))
+    except (pa.ArrowException, OSError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise StoreError(
+            f"{run.dynamics}: cannot be read as step records: {reason}", fix="run the cell again"
+        ) from None
+    return {name: _to_numpy(table.column(name)) for name in columns}
 
 
 def _to_numpy(column: Any) -> np.ndarray:

@@ -105,8 +105,8 @@ def draw_dynamics(
     caption = (
         "Shaded: the disentanglement band, log r* ± |log ρ|, inside which the update raises the winner and lowers the "
         "loser; where ρ ≤ 0 it is unbounded and drawn to the edge. Log r is the incentive ratio of the update made. "
-        "Likelihoods are changes on the fixed probe set since its first measurement; the margin z_w − z_l is that of "
-        "each batch. Faint: every step; bold: running median. "
+        "Faint: every step; bold: running median. Likelihoods are changes on the fixed probe set since its first "
+        "measurement, before training; the margin z_w − z_l is that of the same pairs. "
         f"Training seed {', '.join(map(str, seeds))}."
     )
     return Plot(_slug(f"dynamics-{comparison.model}-{comparison.title}{variant}"), title, caption, svg, png)
@@ -215,16 +215,19 @@ def _likelihood_panel(axis: Axes, without: CellResult | None, with_rc: CellResul
 
 
 def _margin_panel(axis: Axes, without: CellResult | None, with_rc: CellResult | None, unit: str) -> None:
-    axis.set_title("Margin $z_w - z_l$, per batch", loc="left")
+    axis.set_title("Margin $z_w - z_l$, probe set", loc="left")
     axis.set_ylabel(f"margin ({unit})")
-    for result, style, colour, label in ((without, _DASHED, GREY, "w/o RC"), (with_rc, "-", GREEN, "w/ RC")):
+    for result, style, colour, marker, label in (
+        (without, _DASHED, GREY, "o", "w/o RC"),
+        (with_rc, "-", GREEN, "s", "w/ RC"),
+    ):
         if result is None:
             continue
-        records = result.dynamics(["step", "margin"])
-        every = _thin(records["step"])
-        axis.plot(records["step"][every], records["margin"][every], color=colour, linewidth=0.6, alpha=0.3)
-        axis.plot(records["step"][every], running_median(records["margin"])[every], color=colour, linestyle=style,
-                  linewidth=1.8, label=label)  # fmt: skip
+        records = result.dynamics(["step", "probe_z_w", "probe_z_l"])
+        margin = records["probe_z_w"] - records["probe_z_l"]
+        seen = np.isfinite(margin)
+        axis.plot(records["step"][seen], margin[seen], color=colour, linestyle=style, marker=marker, markersize=4,
+                  markevery=max(1, int(seen.sum()) // 10), linewidth=1.8, label=label)  # fmt: skip
     _legend(axis)
 
 

@@ -13,13 +13,14 @@ from urllib.parse import quote
 import yaml
 
 from rcray import records
-from rcray.aggregate.collect import PATHWAYS, STATUSES, CellResult
+from rcray.aggregate.collect import STATUSES, CellResult
 from rcray.aggregate.figures import Plot
 from rcray.aggregate.findings import Finding
 from rcray.aggregate.html_assets import CSS, SCRIPT
 from rcray.aggregate.results import held_out_pairs
 from rcray.aggregate.tables import Column, Entry, Table, number
 from rcray.config import Experiment
+from rcray.records import PATHWAYS
 
 # Nothing may be loaded: what the page needs is in it.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

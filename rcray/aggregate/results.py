@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from rcray.aggregate.collect import PATHWAYS, CellResult
+from rcray.aggregate.collect import CellResult
 from rcray.aggregate.groups import Comparison, Estimate, Setting, compare, difference
 from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.records import PATHWAYS
 
 NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json is not there
 NO_RECORDS = "no records"

@@ -7,14 +7,13 @@ In a loop of your own::
     result.loss.mean().backward()
 """
 
-from rcray.calibration.band import PATHWAYS, Band, Statistics, band, pathway_of, predicted_pathway, rates
+from rcray.calibration.band import Band, Statistics, band, pathway_of, predicted_pathway, rates
 from rcray.calibration.calibrator import Calibration, Calibrator, observe, scale_gradient
 from rcray.calibration.incentives import Incentives, Reduce, incentives, mean_incentives
 from rcray.calibration.scores import Scores, plain_scores, score_parameters, statistics, summarise
 from rcray.calibration.wrap import Calibrated, calibrate
 
 __all__ = [
-    "PATHWAYS",
     "Band",
     "Calibrated",
     "Calibration",

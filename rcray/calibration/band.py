@@ -12,18 +12,8 @@ Everything here is on floats in the log domain: exp() of a sum of log-ratios ove
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
-Pathway = Literal["i", "ii", "iii", "reversed", "undefined"]
-
-#: What each pathway means, for tables and figures.
-PATHWAYS: dict[Pathway, str] = {
-    "i": "both likelihoods rise",
-    "ii": "both likelihoods fall",
-    "iii": "the winner is preserved, the loser suppressed",
-    "reversed": "the winner falls, the loser rises",
-    "undefined": "no update to judge: both sides inactive, both scores zero, or a non-finite value",
-}
+from rcray.records import Pathway
 
 
 @dataclass(frozen=True)

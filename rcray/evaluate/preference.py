@@ -15,6 +15,7 @@ from rcray.config.schema import ModelConfig
 from rcray.data.batch import collate
 from rcray.data.encode import EncodedPairs, encode_pairs
 from rcray.data.pairs import load_pairs
+from rcray.errors import DegenerateRunError
 from rcray.models.likelihood import side_logps
 from rcray.models.load import load_model
 from rcray.models.reference import reference_logps
@@ -61,7 +62,7 @@ def answer_logps(model: Any, data: EncodedPairs, device: torch.device) -> tuple[
 
 
 def preference_rows(shift_w: np.ndarray, shift_l: np.ndarray) -> list[dict[str, Any]]:
-    """Rows of value, standard error and interval; a non-finite model gives `degenerate` rows without a value."""
+    """Rows of value, standard error and interval; a model with a non-finite likelihood has no score."""
     margin = shift_w - shift_l
     samples = {
         "accuracy": (margin > 0).astype(float),
@@ -71,11 +72,7 @@ def preference_rows(shift_w: np.ndarray, shift_l: np.ndarray) -> list[dict[str, 
     }
     if not np.isfinite(margin).all():
         bad = int((~np.isfinite(margin)).sum())
-        reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
-        return [
-            {"benchmark": BENCHMARK, "metric": name, "value": None, "n": len(margin), "degenerate": reason}
-            for name in samples
-        ]
+        raise DegenerateRunError(f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood")
     generator = np.random.default_rng(0)
     draws = generator.integers(0, len(margin), size=(_RESAMPLES, len(margin)))
     rows = []

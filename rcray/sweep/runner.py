@@ -73,7 +73,10 @@ def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: Swee
 
 
 def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:
+    """Finished with all its stages; a degenerate run is an outcome too, and would only become degenerate again."""
     run = store.run(cell.run_id)
+    if run.read_status().get("status") == "degenerate":
+        return True
     return is_finished(run) and (not options.stages or run.evaluation.exists())
 
 

@@ -7,6 +7,7 @@ checkpoint are removed and their steps are made again, so the record has every s
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
@@ -57,15 +58,22 @@ def part_name(first: int, last: int) -> str:
 
 
 def read_dynamics(directory: Path, columns: list[str] | None = None, after_step: int = 0) -> pa.Table:
-    """All recorded rows after a step, in order; an empty table where nothing is recorded yet."""
+    """Recorded rows after a step, in order of steps; an empty table where nothing is recorded yet.
+
+    While a run rewinds, a step may stand in two parts for a moment; the later part holds the one that counts.
+    """
+    wanted = columns or SCHEMA.names
+    read = list(dict.fromkeys(["step", *wanted]))
     parts = [
         path for path in sorted(directory.glob("part-*.parquet")) if int(path.stem.rpartition("-")[2]) > after_step
     ]
-    wanted = columns or SCHEMA.names
     if not parts:
         return SCHEMA.empty_table().select(wanted)
-    table = pa.concat_tables([pq.read_table(path) for path in parts])
-    return table.filter(pa.compute.greater(table["step"], after_step)).select(wanted)
+    table = pa.concat_tables([pq.read_table(path, columns=read).select(read) for path in parts])
+    steps = table["step"].to_numpy()
+    unique, from_the_end = np.unique(steps[::-1], return_index=True)
+    kept = len(steps) - 1 - from_the_end
+    return table.take(kept[unique > after_step]).select(wanted)
 
 
 def _write(path: Path, table: pa.Table) -> None:

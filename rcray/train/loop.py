@@ -4,6 +4,7 @@ Its Ray touch points are numbered (1) to (4). Persistence is ours: Ray's report 
 """
 
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -95,7 +96,9 @@ def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
                 f"run {job.run_id}: another process is training it", fix="wait for it, or end that process"
             ) from None
     try:
-        return _train(job, rank, workers)
+        training = prepare(job, rank, workers)
+        training.start()
+        return training.run()
     except Exception as error:
         record_failure(job.run, error, **_identity(job))
         raise
@@ -116,12 +119,6 @@ def _device(job: Job) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda") if job.inside else ray.train.torch.get_device()
-
-
-def _report(job: Job, progress: Progress, schedule: Schedule) -> None:
-    """(4) Progress for Ray, at checkpoints only: every rank, equally often."""
-    if not job.inside:
-        ray.train.report({"step": progress.step, "total_steps": schedule.total_steps})
 
 
 def record_failure(run: RunDir, error: BaseException, **identity: Any) -> None:
@@ -147,55 +144,135 @@ def _identity(job: Job) -> dict[str, Any]:
     }
 
 
-def _train(job: Job, rank: int, workers: int) -> dict[str, Any]:
-    config = job.config
-    device = _device(job)
+@dataclass
+class Training:
+    """One run under way on one worker."""
+
+    job: Job
+    rank: int
+    workers: int
+    loaded: LoadedModel
+    data: EncodedPairs
+    schedule: Schedule
+    state: StepState
+    probe: Batch
+    recorder: Recorder
+    progress: Progress
+
+    def run(self) -> dict[str, Any]:
+        """The loop itself: probe, step, record, checkpoint."""
+        config, schedule, progress = self.job.config, self.schedule, self.progress
+        self.state.model.train()
+        clock = time.perf_counter()
+        for step in range(progress.step, schedule.total_steps):
+            probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
+            batches = [
+                collate(self.data.pairs, index).to(self.probe.index.device)
+                for index in schedule.micro_batches(step, self.rank, self.workers)
+            ]
+            row = optimizer_step(self.state, batches, self.workers, step + 1)
+            tokens = int(self.state.reduce.sum(torch.tensor(sum(batch.tokens for batch in batches))))
+            progress.step = step + 1
+            progress.tokens += tokens
+            progress.in_band_steps += row["in_band"]
+            last = progress.step == schedule.total_steps
+            if last:
+                probed = self._probe()
+            epoch = step // schedule.steps_per_epoch
+            row = {**row, **probed, "step": progress.step, "epoch": epoch, "tokens": tokens}
+            self.recorder.add(row)
+            if self.job.on_step and self.rank == 0:
+                self.job.on_step({**row, "total_steps": schedule.total_steps})
+            if last or progress.step % config.execution.checkpoint_every == 0:
+                progress.seconds += time.perf_counter() - clock
+                clock = time.perf_counter()
+                self._save(last)
+        return self.job.run.read_status()
+
+    def start(self) -> None:
+        """Goes back to the newest sound checkpoint, and forgets every record after it."""
+        self.progress = (
+            restore_newest(self.job.run.checkpoints, self.state.model, self.state.optimizer, self.state.scheduler)
+            or Progress()
+        )
+        if self.state.calibrator is not None:
+            self.state.calibrator.load_state_dict(self.progress.calibrator)
+        if self.rank == 0:
+            self.recorder.rewind(self.progress.step)
+            self._write_status("running")
+        self._meet()
+
+    def _probe(self) -> dict[str, Any]:
+        """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
+        mean = self.state.likelihood == "mean"
+        with torch.no_grad():
+            sides = [side_logps(self.state.model, side) for side in (self.probe.chosen, self.probe.rejected)]
+            z = [(s.sums / s.lengths if mean else s.sums).mean().item() for s in sides]
+        before, self.progress.last_probe = self.progress.last_probe, z
+        realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""
+        return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
+
+    def _save(self, last: bool) -> None:
+        """Records first, then the checkpoint that vouches for them; at the end the model in place of checkpoints."""
+        run = self.job.run
+        if self.rank == 0:
+            self.progress.calibrator = self.state.calibrator.state_dict() if self.state.calibrator else None
+            self.recorder.flush()
+            if last:
+                publish_model(self.loaded, run.final)
+                self._write_status("ok")
+                shutil.rmtree(run.checkpoints, ignore_errors=True)
+            else:
+                keep = self.job.config.execution.keep_checkpoints
+                state = self.state
+                save_checkpoint(run.checkpoints, state.model, state.optimizer, state.scheduler, self.progress, keep)
+                self._write_status("running")
+        self._meet()
+        if not self.job.inside:  # (4) progress for Ray, at checkpoints only: every rank, equally often
+            ray.train.report({"step": self.progress.step, "total_steps": self.schedule.total_steps})
+
+    def _meet(self) -> None:
+        """(3) Ray Train made the process group; nobody runs ahead of what rank 0 is writing."""
+        if self.workers > 1:
+            dist.barrier()
+
+    def _write_status(self, status: str) -> None:
+        progress = self.progress
+        content = {
+            **_identity(self.job),
+            "status": status,
+            "error": "",
+            "step": progress.step,
+            "total_steps": self.schedule.total_steps,
+            "seconds": round(progress.seconds, 3),
+            "tokens": progress.tokens,
+            "in_band": progress.in_band_steps / progress.step if progress.step else None,
+            "data": self.data.report.summary(),
+            "updated": time.time(),
+        }
+        write_json(self.job.run.status, content)
+
+
+NOT_PROBED = {"probe_z_w": float("nan"), "probe_z_l": float("nan"), "pathway_realised": ""}
+
+
+def prepare(job: Job, rank: int, workers: int) -> Training:
+    """Model, data, reference and optimizer of a run, before its first step."""
+    config, device = job.config, _device(job)
     torch.manual_seed(config.train.seed)
     if device.type == "cpu":
         torch.set_num_threads(max(1, int(config.execution.cpus_per_worker)))
-
     loaded = load_model(config.model, job.store.cache)
     loaded.model.to(device)
     splits = load_pairs(config.data)
     data = encode_pairs(splits.train, loaded.tokenizer, config.data)
     held_out = encode_pairs(splits.held_out, loaded.tokenizer, config.data)
+    probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs))))
     schedule = Schedule.of(config, len(data.pairs))
     state = _step_state(job, loaded, data, schedule, device, workers)
-
-    recorder = Recorder(job.run.dynamics)
-    progress = restore_newest(job.run.checkpoints, state.model, state.optimizer, state.scheduler) or Progress()
-    if state.calibrator is not None:
-        state.calibrator.load_state_dict(progress.calibrator)
-    if rank == 0:
-        recorder.rewind(progress.step)
-        _write_status(job, "running", progress, schedule, data)
-    if workers > 1:
-        dist.barrier()  # (3) Ray Train made the process group; nobody reads what rank 0 is rewinding
-
-    probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs)))).to(device)
-    state.model.train()
-    clock = time.perf_counter()
-    for step in range(progress.step, schedule.total_steps):
-        probed = _probe(state, probe, progress) if step % config.train.probe_every == 0 else {}
-        batches = [collate(data.pairs, index).to(device) for index in schedule.micro_batches(step, rank, workers)]
-        row = optimizer_step(state, batches, workers, step + 1)
-        tokens = int(state.reduce.sum(torch.tensor(sum(batch.tokens for batch in batches))))
-        progress.step = step + 1
-        progress.tokens += tokens
-        progress.in_band_steps += row["in_band"]
-        if progress.step == schedule.total_steps:
-            probed = _probe(state, probe, progress)
-        row = {**NOT_PROBED, **row, **probed, "step": step + 1, "tokens": tokens}
-        row["epoch"] = step // schedule.steps_per_epoch
-        recorder.add(row)
-        if job.on_step and rank == 0:
-            job.on_step({**row, "total_steps": schedule.total_steps})
-        if progress.step % config.execution.checkpoint_every == 0 and progress.step < schedule.total_steps:
-            progress.seconds += time.perf_counter() - clock
-            clock = time.perf_counter()
-            _checkpoint(job, state, recorder, progress, schedule, data, rank, workers)
-    progress.seconds += time.perf_counter() - clock
-    return _finish(job, state, loaded, recorder, progress, schedule, data, rank, workers)
+    return Training(
+        job, rank, workers, loaded, data, schedule, state, probe.to(device), Recorder(job.run.dynamics), Progress()
+    )
 
 
 def _step_state(
@@ -234,7 +311,6 @@ def _step_state(
 
 def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, total: int) -> Callable[[int], float]:
     """The multiplier of the learning rate at each step: linear warm-up, then constant or cosine to zero."""
-    import math
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -246,66 +322,8 @@ def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, t
     return factor
 
 
-NOT_PROBED = {"probe_z_w": float("nan"), "probe_z_l": float("nan"), "pathway_realised": ""}
-
-
-def _probe(state: StepState, probe: Batch, progress: Progress) -> dict[str, Any]:
-    """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
-    with torch.no_grad():
-        sides = [side_logps(state.model, side) for side in (probe.chosen, probe.rejected)]
-        z = [(s.sums if state.likelihood == "sum" else s.sums / s.lengths).mean().item() for s in sides]
-    realised = ""
-    if progress.last_probe:
-        realised = pathway_of(z[0] - progress.last_probe[0], z[1] - progress.last_probe[1])
-    progress.last_probe = z
-    return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
-
-
-def _checkpoint(
-    job: Job,
-    state: StepState,
-    recorder: Recorder,
-    progress: Progress,
-    schedule: Schedule,
-    data: EncodedPairs,
-    rank: int,
-    workers: int,
-) -> None:
-    if rank == 0:
-        progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
-        recorder.flush()
-        keep = job.config.execution.keep_checkpoints
-        save_checkpoint(job.run.checkpoints, state.model, state.optimizer, state.scheduler, progress, keep)
-        _write_status(job, "running", progress, schedule, data)
-    if workers > 1:
-        dist.barrier()
-    _report(job, progress, schedule)
-
-
-def _finish(
-    job: Job,
-    state: StepState,
-    loaded: LoadedModel,
-    recorder: Recorder,
-    progress: Progress,
-    schedule: Schedule,
-    data: EncodedPairs,
-    rank: int,
-    workers: int,
-) -> dict[str, Any]:
-    status: dict[str, Any] = {}
-    if rank == 0:
-        recorder.flush()
-        _publish_model(loaded, job.run.final)
-        status = _write_status(job, "ok", progress, schedule, data)
-        shutil.rmtree(job.run.checkpoints, ignore_errors=True)  # the final model replaces them
-    if workers > 1:
-        dist.barrier()
-    _report(job, progress, schedule)
-    return status
-
-
-def _publish_model(loaded: LoadedModel, target: Path) -> None:
+def publish_model(loaded: LoadedModel, target: Path) -> None:
+    """Saves model and tokenizer as one directory, whole or not at all."""
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".final-"))
     try:
         loaded.model.save_pretrained(temporary, safe_serialization=True)
@@ -315,20 +333,3 @@ def _publish_model(loaded: LoadedModel, target: Path) -> None:
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_status(job: Job, status: str, progress: Progress, schedule: Schedule, data: EncodedPairs) -> dict[str, Any]:
-    content = {
-        **_identity(job),
-        "status": status,
-        "error": "",
-        "step": progress.step,
-        "total_steps": schedule.total_steps,
-        "seconds": round(progress.seconds, 3),
-        "tokens": progress.tokens,
-        "in_band": progress.in_band_steps / progress.step if progress.step else None,
-        "data": data.report.summary(),
-        "updated": time.time(),
-    }
-    write_json(job.run.status, content)
-    return content

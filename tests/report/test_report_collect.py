@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import runs
 
-from rcray.aggregate.collect import PATHWAYS, _agreement, collect
+from rcray.aggregate.collect import _agreement, collect
 from rcray.aggregate.groups import compare, difference
-from rcray.calibration.band import PATHWAYS as THEORY
 from rcray.config import Experiment
 from rcray.store import Store
 from rcray.sweep.grid import expand
@@ -80,10 +79,6 @@ def test_agreement_compares_the_majority_of_each_interval():
     share, intervals = _agreement(["iii"], [""], 10, finished=True)
     assert math.isnan(share)
     assert intervals == 0
-
-
-def test_pathways_are_those_of_the_theory():
-    assert dict(PATHWAYS) == dict(THEORY)
 
 
 def test_variants_of_rc_share_one_row_without_it(store):
