@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,26 +10,37 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rcray.config.objectives import BY_NAME, Custom, objective_tag
-from rcray.config.schema import Experiment, RunConfig
+from rcray.config.schema import Experiment, RunConfig, open_short_forms
 from rcray.errors import ConfigError, did_you_mean
 
 _SHOWN_ERRORS = 8  # the whole message should fit one screen
 _SHOWN_CHARS = 80  # of an offending value
+_SHOWN_FILES = 8  # beside one that is missing, the nearest names first
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Plain data only, so a file cannot run code; a field written twice is refused, not quietly decided."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Reads one YAML mapping; plain data only, so a file cannot run code."""
+    """Reads one YAML mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        hint = f"files there: {', '.join(near)}" if near else "check the path"
-        raise ConfigError(f"{path}: no such file", fix=hint) from None
+        raise ConfigError(f"{path}: no such file", fix=_nearby(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}", fix="give a UTF-8 YAML file") from None
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        content = yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a bad date and a deep nest are Python's errors
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
@@ -49,15 +61,22 @@ def load_experiment(path: Path) -> Experiment:
     """Reads an experiment file, with at most one level of `base: other.yaml` below it."""
     content = read_yaml(path)
     if "base" in content:
-        base_path = path.parent / str(content.pop("base"))
+        name = content.pop("base")
+        if not isinstance(name, str):
+            raise ConfigError(f"{path}: base: {_shown(name)} is not a file name", fix="for example base: quickstart.yaml")
+        base_path = path.parent / name
         base = read_yaml(base_path)
         if "base" in base:
             raise ConfigError(
                 f"{base_path}: is itself built on {base['base']!r}; `base` goes one level deep",
                 fix=f"name {base['base']!r} directly, or copy the settings you need",
             )
-        # Settings are inherited; the cells to make of them are replaced when the file has its own.
-        shared = {**base, "run": merge(base.get("run") or {}, content.get("run") or {})}
+        for source, run in ((base_path, base.get("run")), (path, content.get("run"))):
+            if not isinstance(run or {}, dict):
+                raise ConfigError(f"{source}: run: {_shown(run)} is not a mapping of fields")
+        # Settings are inherited; the cells to make of them are replaced when the file has its own. The base's short
+        # forms are opened, so that `objective: {beta: 0.2}` on top of `objective: cpo` is still CPO.
+        shared = {**base, "run": merge(open_short_forms(base.get("run") or {}), content.get("run") or {})}
         content = {**shared, **{key: value for key, value in content.items() if key != "run"}}
     try:
         return Experiment.model_validate(content)
@@ -79,6 +98,12 @@ def set_path(target: dict[str, Any], path: str, value: Any) -> None:
     target[field] = value
 
 
+def set_paths(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Sets dotted paths, sections before the fields in them: the order they are written in does not matter."""
+    for path in sorted(values, key=lambda path: path.count(".")):
+        set_path(target, path, copy.deepcopy(values[path]))
+
+
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     """Parses `--set objective.beta=0.2` items; values are YAML scalars or flow collections."""
     overrides: dict[str, Any] = {}
@@ -96,8 +121,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
 def build_run(settings: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
     """Validates one run: settings, then dotted overrides on top."""
     content = copy.deepcopy(dict(settings))
-    for path, value in overrides.items():
-        set_path(content, path, copy.deepcopy(value))
+    set_paths(content, overrides)
     try:
         return RunConfig.model_validate(content)
     except ValidationError as error:
@@ -129,10 +153,20 @@ def _explain_one(problem: dict[str, Any], model: type[BaseModel], given: Any) ->
     if kind == "literal_error":
         allowed = [str(option) for option in _literals(model, location)]
         return f"{field}: {value} is not allowed{did_you_mean(str(problem.get('input')), allowed)}"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = problem["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"{field}: {message}" if parts else message
-    return f"{field}: {value} is not allowed; it should be {message}"
+    message = message.replace("Input should", "it should", 1).replace("String should", "it should", 1)
+    return f"{field}: {value} is not allowed; {message}"
+
+
+def _nearby(path: Path) -> str:
+    there = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+    if not there:
+        return "check the path"
+    near = get_close_matches(path.name, there, n=_SHOWN_FILES, cutoff=0.5)
+    shown = [*near, *(name for name in there if name not in near)]
+    return "files there: " + ", ".join(shown[:_SHOWN_FILES]) + (", …" if len(shown) > _SHOWN_FILES else "")
 
 
 def _shown(value: Any) -> str:
@@ -173,4 +207,5 @@ __all__ = [
     "parse_overrides",
     "read_yaml",
     "set_path",
+    "set_paths",
 ]

@@ -8,11 +8,14 @@ b, lam, g, a = beta, lambda, gamma, alpha; n_w, n_l = response tokens; d_w = -dL
 """
 
 import functools
+import json
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from rcray.config.section import Section
 
 Family = Literal["entangled", "disentangled", "custom"]
 
@@ -33,10 +36,9 @@ class Traits:
     caveats: str = ""
 
 
-class ObjectiveParams(BaseModel):
+class ObjectiveParams(Section):
     """Base of the hyperparameter classes; `name` is the discriminator."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     traits: ClassVar[Traits]
     name: str
 
@@ -355,6 +357,15 @@ class Custom(ObjectiveParams):
         if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
             raise ValueError("an objective of your own is named 'package.module:function'")
         return name
+
+    @field_validator("params")
+    @classmethod
+    def _are_plain_data(cls, params: dict[str, Any]) -> dict[str, Any]:
+        try:  # they are part of the run's identity, which is JSON: a nan there would become null
+            json.dumps(params, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"only finite numbers, words, lists and mappings have an identity: {error}") from None
+        return params
 
 
 BUILT_IN: tuple[type[ObjectiveParams], ...] = (

@@ -1,18 +1,34 @@
 """The configuration of one run: frozen, complete, and refused whole if any field is wrong."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
+from rcray.config.section import Section
+
+DEFAULT_OBJECTIVE = "dpo"
+LARGEST_SEED = 2**32 - 1  # what every random generator takes
+
+#: Sections with a short form, `objective: dpo` or `calibration: true`: the type it has, the field it stands for.
+SHORT_FORMS: Mapping[str, tuple[type, str]] = {
+    "model": (str, "name"),
+    "data": (str, "name"),
+    "objective": (str, "name"),
+    "calibration": (bool, "enabled"),
+}
 
 
-class Section(BaseModel):
-    """A frozen section that refuses unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+def open_short_forms(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes out the sections given in their short form."""
+    opened = dict(settings)
+    for section, (kind, field) in SHORT_FORMS.items():
+        if isinstance(opened.get(section), kind):
+            opened[section] = {field: opened[section]}
+    return opened
 
 
 class ModelConfig(Section):
@@ -63,7 +79,7 @@ class CalibrationConfig(Section):
 class TrainConfig(Section):
     """The optimisation. Batch sizes count pairs over all workers together."""
 
-    seed: int = Field(42, ge=0)
+    seed: int = Field(42, ge=0, le=LARGEST_SEED)
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(32, ge=1, description="pairs per optimizer step")
     micro_batch_size: int = Field(8, ge=1, description="pairs per forward and backward")
@@ -111,12 +127,7 @@ class RunConfig(Section):
     def _fill_from_preset(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        filled = copy.deepcopy(given)
-        for section, field in (("model", "name"), ("data", "name"), ("objective", "name")):
-            if isinstance(filled.get(section), str):  # `objective: dpo` is short for `objective: {name: dpo}`
-                filled[section] = {field: filled[section]}
-        if isinstance(filled.get("calibration"), bool):
-            filled["calibration"] = {"enabled": filled["calibration"]}
+        filled = open_short_forms(copy.deepcopy(given))
         fidelity = filled.get("fidelity", "paper")
         for path, value in PRESETS.get(str(fidelity), {}).items():
             *sections, field = path.split(".")
@@ -125,10 +136,11 @@ class RunConfig(Section):
                 target = target.setdefault(section, {}) if isinstance(target, dict) else {}
             if isinstance(target, dict):
                 target.setdefault(field, value)
-        objective = filled.setdefault("objective", {"name": "dpo"})
-        if fidelity == "official" and isinstance(objective, dict):
-            for field, value in OFFICIAL_CONSTANTS.get(str(objective.get("name")), {}).items():
-                objective.setdefault(field, value)
+        objective = filled.setdefault("objective", {})
+        if isinstance(objective, dict):
+            name = objective.setdefault("name", DEFAULT_OBJECTIVE)  # `objective.beta: 0.2` alone is DPO's
+            constants = OFFICIAL_CONSTANTS.get(str(name), {}) if fidelity == "official" else {}
+            filled["objective"] = {**constants, **objective}
         return filled
 
     @field_validator("execution")
@@ -215,3 +227,10 @@ class Experiment(Section):
             if not values:
                 raise ValueError(f"axis {path!r} has no values; delete it or give at least one")
         return grid
+
+    @model_validator(mode="after")
+    def _cells_and_axes_are_apart(self) -> "Experiment":
+        for i, cell in enumerate(self.cells):
+            for path in cell.keys() & self.grid.keys():
+                raise ValueError(f"cells.{i}.{path}: {path!r} is an axis of the grid too, which would win")
+        return self

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rcray.config import Experiment, RunConfig, build_run, run_id
-from rcray.config.load import merge, set_path
+from rcray.config.load import merge, set_paths
+from rcray.config.schema import open_short_forms
 from rcray.errors import ConfigError
 
 
@@ -33,11 +34,16 @@ def expand(experiment: Experiment, overrides: Mapping[str, Any] | None = None) -
     """
     overrides = overrides or {}
     axes = list(experiment.grid)
+    rules = [_nested({}, rule) for rule in experiment.exclude]
+    used: set[int] = set()
     found: dict[str, Cell] = {}
     for explicit in experiment.cells or [{}]:
         for values in itertools.product(*experiment.grid.values()):
             chosen = {**explicit, **dict(zip(axes, values, strict=True))}
-            if any(_matches(experiment.run, chosen, rule) for rule in experiment.exclude):
+            content = _nested(experiment.run, chosen)
+            matching = {i for i, rule in enumerate(rules) if _covers(rule, content)}
+            used |= matching
+            if matching:
                 continue
             settings = {**chosen, **overrides}
             named = ", ".join(f"{path}={value}" for path, value in settings.items())
@@ -45,23 +51,25 @@ def expand(experiment: Experiment, overrides: Mapping[str, Any] | None = None) -
             key = run_id(config)
             varied = tuple((path, value) for path, value in chosen.items() if path not in overrides)
             found.setdefault(key, Cell(key, config, varied))
+    for i, rule in enumerate(experiment.exclude):
+        if i not in used:
+            raise ConfigError(
+                f"{experiment.name}: exclude.{i}: {rule} matches no cell",
+                fix="it reads what `run`, `cells` and `grid` say, not defaults: correct it or delete it",
+            )
     if not found:
         raise ConfigError(f"{experiment.name}: `exclude` leaves no cell", fix="loosen it")
     return list(found.values())
 
 
-def _matches(run: Mapping[str, Any], chosen: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
-    content: dict[str, Any] = merge(run, {})
-    for path, value in chosen.items():
-        set_path(content, path, value)
-    return all(_get(content, path) == value for path, value in rule.items())
+def _nested(settings: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = merge(settings, {})
+    set_paths(content, paths)
+    return open_short_forms(content)
 
 
-def _get(content: Any, path: str) -> Any:
-    for part in path.split("."):
-        if isinstance(content, str) and part == "name":
-            return content  # the short form `objective: dpo`
-        if not isinstance(content, Mapping):
-            return None
-        content = content.get(part)
-    return content
+def _covers(rule: Any, content: Any) -> bool:
+    """Whether everything the rule says is so in the content."""
+    if isinstance(rule, Mapping) and isinstance(content, Mapping):
+        return all(key in content and _covers(value, content[key]) for key, value in rule.items())
+    return bool(rule == content)

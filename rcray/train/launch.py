@@ -1,5 +1,6 @@
 """Launching a run on Ray Train: inside this process, or as a group of workers. One loop, two ways."""
 
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -49,6 +50,7 @@ def launch(
 
     from rcray.train.loop import Job, worker_loop
 
+    logging.getLogger("ray.train").setLevel(logging.WARNING)  # its notices would tear the progress line
     execution = config.execution
     job = Job(config, store, key, uuid.uuid4().hex)
     if job.inside:

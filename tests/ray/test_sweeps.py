@@ -1,0 +1,153 @@
+"""Whole sweeps on a real local Ray cluster, through the real command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+
+from rcray.config import load_experiment
+from rcray.sweep.grid import expand
+from rcray.train.dynamics import read_dynamics
+from tests.small_runs import SMALL
+
+pytestmark = pytest.mark.ray
+
+RCRAY = [sys.executable, "-c", "from rcray.cli import main; main()"]
+USER_CODE = str(Path(__file__).parent / "user_code")
+
+
+def environment():
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([USER_CODE, os.environ.get("PYTHONPATH", "")]),
+        "COLUMNS": "160",
+    }
+
+
+def sweep_command(file, store):
+    return [*RCRAY, "sweep", str(file), "--store", str(store.root)]
+
+
+def write_experiment(path, **content):
+    run = {**SMALL, **content.pop("run", {})}
+    path.write_text(yaml.safe_dump({"name": "small", "run": run, **content}))
+    return path
+
+
+def run(command, expect=0):
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def tracked(store):
+    """The parent runs and the cell runs in the store's MLflow database."""
+    client = MlflowClient(store.default_tracking_uri)
+    experiment = client.get_experiment_by_name("small")
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [r for r in runs if r.data.tags["rcray.kind"] == "sweep"]
+    cells = {r.data.tags["rcray.run_id"]: r for r in runs if r.data.tags["rcray.kind"] == "cell"}
+    assert len(parents) + len(cells) == len(runs), "a cell has two MLflow runs"
+    return client, parents, cells
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the sweep ended before the test could kill it"
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def test_a_killed_sweep_continues(store, tmp_path):
+    file = write_experiment(
+        tmp_path / "small.yaml",
+        run={**SMALL, "data": {"train_pairs": 320, "eval_pairs": 16}},
+        grid={"objective": ["dpo", "cpo"], "calibration.enabled": [False, True]},
+    )
+    cells = expand(load_experiment(file))
+    runs = {cell.run_id: store.run(cell.run_id) for cell in cells}
+
+    def finished():
+        return {key for key, found in runs.items() if found.read_status().get("status") == "ok"}
+
+    def half_way():
+        under_way = [r for r in runs.values() if r.read_status().get("status") == "running"]
+        return len(finished()) >= 2 and any(r.read_status()["step"] >= 6 for r in under_way)
+
+    process = subprocess.Popen(
+        sweep_command(file, store), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(half_way, process)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done_before = {key: (runs[key].final / "model.safetensors").stat().st_mtime_ns for key in finished()}
+    assert 2 <= len(done_before) < len(cells)
+
+    output = run(sweep_command(file, store))
+
+    assert output.count("cached") >= len(done_before)
+    assert finished() == set(runs)
+    for key, changed in done_before.items():
+        assert (runs[key].final / "model.safetensors").stat().st_mtime_ns == changed, "trained again"
+    ledger = json.loads((store.experiment("small") / "ledger.json").read_text())
+    assert sorted(ledger["tally"]) == ["cached", "ok"]
+    client, parents, tracked_cells = tracked(store)
+    assert len(parents) == 1
+    assert set(tracked_cells) == set(runs)
+    for key, found in tracked_cells.items():
+        steps = sorted(point.step for point in client.get_metric_history(found.info.run_id, "z_w"))
+        assert steps == list(range(1, 41)), "every step once"
+        assert found.info.status == "FINISHED"
+        assert found.data.metrics["preference/accuracy"] == pytest.approx(
+            json.loads(runs[key].evaluation.read_text())["rows"][0]["value"]
+        )
+    assert parents[0].info.status == "FINISHED"
+
+
+def test_a_failing_cell_does_not_stop_the_others(store, tmp_path):
+    names = ["my_objectives:squared_hinge", "my_objectives:broken", "my_objectives:not_a_number"]
+    file = write_experiment(
+        tmp_path / "small.yaml",
+        run={**SMALL, "calibration": True},
+        grid={"objective": [*names, "dpo"]},
+    )
+    output = run(sweep_command(file, store), expect=1)
+
+    by_name = {cell.config.objective.name: store.run(cell.run_id) for cell in expand(load_experiment(file))}
+    statuses = {name: found.read_status()["status"] for name, found in by_name.items()}
+    assert statuses == dict(zip([*names, "dpo"], ["ok", "failed", "degenerate", "ok"], strict=True))
+    assert "this objective always fails" in output
+    assert "loss nan on training pair" in by_name[names[2]].read_status()["error"]
+    assert "Traceback" in (by_name[names[1]].path / "error.log").read_text()
+    _, _, cells = tracked(store)
+    assert sorted(r.info.status for r in cells.values()) == ["FAILED", "FAILED", "FINISHED", "FINISHED"]
+
+    # The user's own objective got incentives, band and calibration without declaring anything.
+    rows = read_dynamics(by_name[names[0]].dynamics).to_pandas()
+    assert (rows["d_w"] > rows["d_l"]).all()
+    assert rows["in_band"].all()
+    assert (rows["log_alpha"] != 0).all()
+
+
+def test_two_workers_equal_one_process(store, tmp_path):
+    """A real process group under Ray Train: the same records as inside one process."""
+    file = write_experiment(tmp_path / "small.yaml", run={**SMALL, "objective": "cpo", "calibration": True})
+    key = expand(load_experiment(file))[0].run_id
+    rows = []
+    for workers in (2, 0):
+        run([*RCRAY, "train", str(file), "--store", str(store.root), "--set", f"execution.workers={workers}"])
+        rows.append(read_dynamics(store.run(key).dynamics).to_pandas())
+        store.run(key).path.rename(tmp_path / f"workers-{workers}")
+    for name in ("loss", "z_w", "z_l", "d_w", "rho", "log_r", "log_alpha", "grad_norm", "probe_z_w", "tokens"):
+        assert (rows[0][name] - rows[1][name]).abs().max() < 1e-4, name
+    assert rows[0]["pathway_predicted"].equals(rows[1]["pathway_predicted"])
