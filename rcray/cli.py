@@ -239,6 +239,9 @@ def sweep(
     with LedgerScreen(experiment.title or experiment.name) as screen:
         outcome = run(experiment, cells, opened, tracking_uri=uri, concurrency=concurrency, on_refresh=screen.refresh)
     _print_outcome(outcome, store)
+    if outcome.ledger.tally().get("pending"):
+        typer.echo("interrupted; the same command continues", err=True)
+        sys.exit(EXIT_INTERRUPTED)
     if not outcome.ledger.complete:
         sys.exit(EXIT_FAILED)
 
@@ -253,7 +256,7 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     for entry in outcome.ledger.entries.values():
         if entry.status in UNSUCCESSFUL:
             console.print(f"{entry.status}: {entry.label}: {entry.error}", style="red", markup=False, highlight=False)
-    console.print(to_rich(outcome.report.table))
+    console.print(to_rich(outcome.report.table, console.width))
     typer.echo("\nWhere to look")
     typer.echo(f"  report   {outcome.report.html}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
@@ -293,7 +296,8 @@ def report(file: FileArgument, store: StoreOption = DEFAULT_STORE, set_: SetOpti
     from rcray.aggregate.tables import to_rich
 
     built = build_report(Store.open(store), experiment, cells)
-    Console().print(to_rich(built.table))
+    console = Console()
+    console.print(to_rich(built.table, console.width))
     typer.echo(f"report {built.html}")
 
 

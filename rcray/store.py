@@ -140,3 +140,5 @@ def read_json(path: Path, default: Any = None) -> Any:
         return default
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: damaged JSON: {error}", fix="delete the file; it is written again") from None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}", fix="give another --store") from None

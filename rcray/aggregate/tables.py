@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table as RichTable
 
 NOT_APPLICABLE = "NA"  # in CSV: a quantity that this row does not have
 
@@ -157,20 +158,36 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
-def to_rich(table: Table) -> "RenderableType":
-    """A renderable for the terminal."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table as RichTable
+def to_rich(table: Table, width: int | None = None) -> "RenderableType":
+    """A renderable for the terminal; of a table wider than `width`, the last columns are left to the files."""
+    from rich.console import Console, Group
     from rich.text import Text
 
     shown = table.shown()
+    drawn = _draw(table, shown)
+    measure = Console(width=10_000)
+    while width is not None and len(shown) > 1 and measure.measure(drawn).maximum > width:
+        shown = shown[:-1]
+        drawn = _draw(table, shown)
+    notes = list(table.notes)
+    if hidden := [table.columns[i].title for i in table.shown() if i not in shown]:
+        notes.append(f"Not shown for want of width: {', '.join(hidden)}.")
+    return Group(drawn, *(Text(note, style="dim") for note in notes))
+
+
+def _draw(table: Table, shown: list[int]) -> "RichTable":
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     several = len(table.groups) > 1
     drawn = RichTable(title=Text(table.title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     if several:
         drawn.add_column(Text("Model"), no_wrap=True)
     for i in shown:
-        drawn.add_column(Text(table.columns[i].title), justify=table.columns[i].align, overflow="fold")
+        drawn.add_column(
+            Text(table.columns[i].title.replace(" (", "\n(")), justify=table.columns[i].align, no_wrap=True
+        )
     for row, last in _with_last_of_group(table):
         cells = [Text(row.group)] if several else []
         for i in shown:
@@ -178,7 +195,7 @@ def to_rich(table: Table) -> "RenderableType":
             style = "bold" if entry.best else "yellow" if entry.tone == "status" else ""
             cells.append(Text(entry_text(table.columns[i], entry), style=style))
         drawn.add_row(*cells, end_section=last and several)
-    return Group(drawn, *(Text(note, style="dim") for note in table.notes))
+    return drawn
 
 
 def _with_last_of_group(table: Table) -> Iterator[tuple[Row, bool]]:

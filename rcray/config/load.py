@@ -21,13 +21,15 @@ _SHOWN_FILES = 8  # beside one that is missing, the nearest names first
 class _PlainLoader(yaml.SafeLoader):
     """Plain data only, so a file cannot run code; a field written twice is refused, not quietly decided."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        seen: set[str] = set()
         for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
-        return super().construct_mapping(node, deep)
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def load_experiment(path: Path) -> Experiment:
     if "base" in content:
         name = content.pop("base")
         if not isinstance(name, str):
-            raise ConfigError(f"{path}: base: {_shown(name)} is not a file name", fix="for example base: quickstart.yaml")
+            raise ConfigError(f"{path}: base: {_shown(name)} is not a file name", fix="give the path of one YAML file")
         base_path = path.parent / name
         base = read_yaml(base_path)
         if "base" in base:
@@ -156,6 +158,8 @@ def _explain_one(problem: dict[str, Any], model: type[BaseModel], given: Any) ->
     message = problem["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"{field}: {message}" if parts else message
+    if kind in ("model_type", "dict_type"):
+        message = "it should be a mapping of fields"
     message = message.replace("Input should", "it should", 1).replace("String should", "it should", 1)
     return f"{field}: {value} is not allowed; {message}"
 

@@ -70,9 +70,8 @@ class CalibrationConfig(Section):
     ema_beta: float = Field(0.98, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
     clip: bool = Field(True, description="keep the calibrated ratio inside the instantaneous band")
     granularity: Literal["microbatch", "step"] = Field("microbatch", description="over what the statistics are taken")
-    scores: Literal["head", "full"] = Field(
-        "head",
-        description="parameters whose gradients stand for s_w and s_l: the output head, or all of them",
+    scores: Literal["head", "sketch", "adapters", "full"] = Field(
+        "head", description="whose gradients stand for s_w and s_l: see calibration/scores.py"
     )
 
 

@@ -24,12 +24,13 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rcray.calibration import Calibration, Calibrator, calibrate, score_parameters
+from rcray.calibration.scores import Estimator
 from rcray.errors import ConfigError
 
 try:
@@ -48,8 +49,8 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
     Args:
         *args: as for `trl.DPOTrainer`.
         calibrator: the averages and the factor; None logs the band and leaves training exactly as TRL's.
-        scores: where the score directions are measured: `head`, `full`, or the parameters themselves (for adapters,
-            for example those of the last block).
+        scores: where the score directions are measured: `head`, `sketch`, `adapters`, `full`, or the parameters
+            themselves.
         **kwargs: as for `trl.DPOTrainer`.
     """
 
@@ -57,7 +58,7 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         self,
         *args: Any,
         calibrator: Calibrator | None = None,
-        scores: Literal["head", "full"] | Sequence[nn.Parameter] = "head",
+        scores: Estimator | Sequence[nn.Parameter] = "head",
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)

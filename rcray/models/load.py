@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from rcray.config.schema import ModelConfig
@@ -36,14 +37,21 @@ def load_model(config: ModelConfig, cache: Path) -> LoadedModel:
     source = str(tiny_model_dir(config.name, cache)) if config.name in TINY_MODELS else config.name
     shared: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=getattr(torch, config.dtype), use_safetensors=True, **shared
+        if source.startswith(("/", "./", "../")) and not Path(source).is_dir():  # a path is no hub id
+            raise FileNotFoundError("no such directory")
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **shared
         )
+        model, found = read
         tokenizer = AutoTokenizer.from_pretrained(source, **shared)
-    except (OSError, ValueError) as error:
+        if found["missing_keys"]:  # transformers would fill them with random numbers and go on
+            raise ValueError(f"weights missing: {', '.join(sorted(found['missing_keys'])[:3])}, …")
+        if not tokenizer.encode("a"):
+            raise ValueError("its tokenizer has no vocabulary")
+    except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:400]
         raise ModelError(
-            f"model.name: cannot load {config.name!r}: {reason}",
+            f"model.name: cannot load {config.name!r}: {type(error).__name__}: {reason}",
             fix=f"give an embedded model ({', '.join(TINY_MODELS)}), a local directory with safetensors weights, "
             "or a hub id that is reachable or cached",
         ) from None

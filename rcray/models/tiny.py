@@ -63,6 +63,7 @@ def tiny_model_dir(name: str, cache: Path) -> Path:
             temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
             try:
                 _build(recipe, temporary)
+                os.chmod(temporary, 0o755)  # mkdtemp's is private, and a store is shared
                 os.replace(temporary, target)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -15,7 +15,7 @@ STATUSES = ("ok", "cached", "running", "pending", "failed", "oom", "degenerate")
 FINISHED = ("ok", "cached")
 UNSUCCESSFUL = ("failed", "oom", "degenerate")
 _COLOURS = {"ok": "green", "cached": "cyan", "running": "yellow", "pending": "dim", "degenerate": "magenta"}
-_BAR = 12  # characters
+_BAR = 6  # characters: the whole table fits 80 columns
 
 
 @dataclass(frozen=True)
@@ -76,26 +76,30 @@ class Ledger:
 
     def table(self, title: str) -> Any:
         """A rich table of every cell."""
-        from rich.markup import escape
+        from rich import box
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=title, title_justify="left", caption=self.summary(), caption_justify="left", expand=False)
-        for name, justify in (
-            ("cell", "left"),
-            ("status", "left"),
-            ("progress", "left"),
-            ("in band", "right"),
-            ("seconds", "right"),
-            ("run", "left"),
-        ):
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table = Table(
+            title=Text(title),
+            title_justify="left",
+            caption=self.summary(),
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        table.add_column("cell", no_wrap=True)
+        table.add_column("status", no_wrap=True)
+        table.add_column("progress", no_wrap=True)
+        table.add_column("band", justify="right", no_wrap=True)
+        table.add_column("s", justify="right", no_wrap=True)
+        table.add_column("run", no_wrap=True)
         for entry in self.entries.values():
-            colour = _COLOURS.get(entry.status, "red")
             share = entry.step / entry.total_steps if entry.total_steps else 0.0
             full = round(share * _BAR)
             table.add_row(
-                escape(entry.label),
-                f"[{colour}]{entry.status}[/]",
+                Text(entry.label),
+                Text(entry.status, style=_COLOURS.get(entry.status, "red")),
                 f"{'━' * full}{'·' * (_BAR - full)} {entry.step}/{entry.total_steps}",
                 "" if entry.in_band is None else f"{entry.in_band:.0%}",
                 f"{entry.seconds:.1f}" if entry.seconds else "",

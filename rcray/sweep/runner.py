@@ -17,7 +17,7 @@ from typing import Any
 
 from rcray.config import RunConfig
 from rcray.errors import ConfigError
-from rcray.store import Store, write_atomic
+from rcray.store import RunDir, Store, write_atomic, write_json
 from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import Ledger
 from rcray.train.launch import is_finished, launch
@@ -68,8 +68,17 @@ def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: Swee
     finally:
         stop.set()
         watcher.join()
+        for cell in todo:
+            _settle(store.run(cell.run_id))
         refresh([])
     return ledger
+
+
+def _settle(run: RunDir) -> None:
+    """A run that Ctrl-C stopped is not running any more; its checkpoint waits for the next command."""
+    status = run.read_status()
+    if status.get("status") == "running":
+        write_json(run.status, {**status, "status": "pending"})
 
 
 def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:

@@ -49,7 +49,7 @@ class StepState:
     likelihood: Any  # "sum" or "mean"
     calibrator: Calibrator | None  # None: the band is recorded, nothing is rescaled
     per_micro_batch: bool  # the window of the statistics; the same with calibration off, so that curves compare
-    score_parameters: Sequence[nn.Parameter]
+    score_parameters: Sequence[Tensor]
     optimizer: torch.optim.Optimizer
     scheduler: Any
     clip_norm: float

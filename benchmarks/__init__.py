@@ -1,0 +1,1 @@
+"""Benchmarks: ratios from one interleaved run, never a timed test. `python -m benchmarks.NAME [--quick]`."""

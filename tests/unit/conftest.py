@@ -1,0 +1,86 @@
+"""Shared by the unit tests: one tiny model per session, and tokenizers made on the spot."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rcray.config.schema import DataConfig, ModelConfig
+from rcray.data.encode import EncodedPairs, encode_pairs
+from rcray.data.pairs import load_pairs
+from rcray.models import tiny
+from rcray.models.load import LoadedModel, load_model
+
+TAGGED = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """The tensors are tiny: a second thread only waits for the first, and for the tests running beside it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def model_cache(tmp_path_factory) -> Path:
+    """A cache in which tiny-neox is built in full, once."""
+    cache = tmp_path_factory.mktemp("cache")
+    tiny.tiny_model_dir("tiny-neox", cache)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def quick_cache(tmp_path_factory) -> Path:
+    """A cache with all three architectures after two steps of warm-up: enough to load and run."""
+    cache = tmp_path_factory.mktemp("quick-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        quick = {name: replace(recipe, warm_up_steps=2) for name, recipe in tiny.TINY_MODELS.items()}
+        patch.setattr(tiny, "TINY_MODELS", quick)
+        for name in quick:
+            built = tiny.tiny_model_dir(name, cache)
+            built.rename(cache / name)
+    return cache
+
+
+@pytest.fixture
+def neox(model_cache) -> LoadedModel:
+    """tiny-neox, fresh for every test: a test may change its weights."""
+    return load_model(ModelConfig(name="tiny-neox"), model_cache)
+
+
+@pytest.fixture
+def small_data(neox) -> EncodedPairs:
+    """Ten synthetic pairs under tiny-neox's tokenizer."""
+    return encode_pairs(load_pairs(DataConfig(train_pairs=10)).train, neox.tokenizer, DataConfig(train_pairs=10))
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer() -> Callable[..., Any]:
+    """Trains a byte-level BPE tokenizer on `corpus`, with a chat template; `eos` is also the pad token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    def make(template: str = TAGGED, corpus: tuple[str, ...] = (), *, split_words: bool = True) -> Any:
+        core = Tokenizer(models.BPE())
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split_words)
+        core.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300,
+            special_tokens=["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        core.train_from_iterator(corpus, trainer)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=core, eos_token="<|end|>", pad_token="<|end|>", chat_template=template
+        )
+
+    return make
