@@ -47,9 +47,10 @@ def main() -> None:
     except RcrayError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command continues", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as end:
+        if end.code == EXIT_INTERRUPTED:  # typer makes this of Ctrl-C, without a word
+            typer.echo("interrupted; the same command continues", err=True)
+        raise
 
 
 def _version(wanted: bool) -> None:
@@ -240,7 +241,6 @@ def sweep(
         outcome = run(experiment, cells, opened, tracking_uri=uri, concurrency=concurrency, on_refresh=screen.refresh)
     _print_outcome(outcome, store)
     if outcome.ledger.tally().get("pending"):
-        typer.echo("interrupted; the same command continues", err=True)
         sys.exit(EXIT_INTERRUPTED)
     if not outcome.ledger.complete:
         sys.exit(EXIT_FAILED)

@@ -69,9 +69,11 @@ def turn_off_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop"):
-        if hasattr(model.config, name):
-            setattr(model.config, name, 0.0)
+    # Attention reads its rate from a plain number of its own, copied from the config when the model was made.
+    for holder in (*model.modules(), model.config):
+        for name, value in list(vars(holder).items()):
+            if ("dropout" in name or "pdrop" in name) and isinstance(value, float):
+                setattr(holder, name, 0.0)
 
 
 def weights_fingerprint(model: nn.Module) -> str:

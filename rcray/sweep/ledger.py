@@ -15,7 +15,7 @@ STATUSES = ("ok", "cached", "running", "pending", "failed", "oom", "degenerate")
 FINISHED = ("ok", "cached")
 UNSUCCESSFUL = ("failed", "oom", "degenerate")
 _COLOURS = {"ok": "green", "cached": "cyan", "running": "yellow", "pending": "dim", "degenerate": "magenta"}
-_BAR = 6  # characters: the whole table fits 80 columns
+_BAR = 3  # characters: the whole table fits 80 columns
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class Tracking:
 
 def open_tracking(uri: str, store: Store, name: str, title: str, cells: Sequence[Cell]) -> Tracking:
     """Finds or makes the experiment, its parent run and a nested run per cell. Called once, before any trial."""
+    for noisy in ("mlflow", "alembic"):  # the schema of a fresh database is made here, and is nobody's news
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     client = MlflowClient(tracking_uri=uri)
     experiment_id = _experiment(client, name, store)
     parent = _find(client, experiment_id, "rcray.kind = 'sweep'") or client.create_run(

@@ -132,12 +132,6 @@ def test_a_failing_cell_does_not_stop_the_others(store, tmp_path):
     _, _, cells = tracked(store)
     assert sorted(r.info.status for r in cells.values()) == ["FAILED", "FAILED", "FINISHED", "FINISHED"]
 
-    # The user's own objective got incentives, band and calibration without declaring anything.
-    rows = read_dynamics(by_name[names[0]].dynamics).to_pandas()
-    assert (rows["d_w"] > rows["d_l"]).all()
-    assert rows["in_band"].all()
-    assert (rows["log_alpha"] != 0).all()
-
 
 def test_two_workers_equal_one_process(store, tmp_path):
     """A real process group under Ray Train: the same records as inside one process."""
@@ -151,3 +145,21 @@ def test_two_workers_equal_one_process(store, tmp_path):
     for name in ("loss", "z_w", "z_l", "d_w", "rho", "log_r", "log_alpha", "grad_norm", "probe_z_w", "tokens"):
         assert (rows[0][name] - rows[1][name]).abs().max() < 1e-4, name
     assert rows[0]["pathway_predicted"].equals(rows[1]["pathway_predicted"])
+
+
+def test_an_objective_of_ones_own_runs_through_the_quickstart_grid(store):
+    """Named by its import path, and given nothing else: incentives, band and calibration are all there."""
+    file = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
+    overrides = {"objective": "my_objectives:squared_hinge", "data.train_pairs": "64", "data.eval_pairs": "16"}
+    settings = [part for name, value in overrides.items() for part in ("--set", f"{name}={value}")]
+    run([*sweep_command(file, store), *settings, "--no-tracking"])
+
+    cells = expand(load_experiment(file), overrides)
+    assert [cell.config.calibration.enabled for cell in cells] == [False, True]
+    without, with_rc = (read_dynamics(store.run(cell.run_id).dynamics).to_pandas() for cell in cells)
+    for rows in (without, with_rc):
+        assert (rows["d_w"] > rows["d_l"]).all()
+        assert rows["rho"].between(-1, 1).all()
+    assert (without["log_alpha"] == 0).all()
+    assert (with_rc["log_alpha"] < 0).all()  # the winner's pull is the stronger one, so it is reined in
+    assert with_rc["slack"].mean() > without["slack"].mean()

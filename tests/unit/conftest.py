@@ -1,4 +1,4 @@
-"""Shared by the unit tests: one tiny model per session, and tokenizers made on the spot."""
+"""Shared by the unit tests: the tiny models loaded, and tokenizers made on the spot."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rcray.config.schema import DataConfig, ModelConfig
-from rcray.data.encode import EncodedPairs, encode_pairs
-from rcray.data.pairs import load_pairs
+from rcray.config.schema import ModelConfig
 from rcray.models import tiny
 from rcray.models.load import LoadedModel, load_model
 
@@ -30,14 +28,6 @@ def _one_thread():
 
 
 @pytest.fixture(scope="session")
-def model_cache(tmp_path_factory) -> Path:
-    """A cache in which tiny-neox is built in full, once."""
-    cache = tmp_path_factory.mktemp("cache")
-    tiny.tiny_model_dir("tiny-neox", cache)
-    return cache
-
-
-@pytest.fixture(scope="session")
 def quick_cache(tmp_path_factory) -> Path:
     """A cache with all three architectures after two steps of warm-up: enough to load and run."""
     cache = tmp_path_factory.mktemp("quick-cache")
@@ -54,12 +44,6 @@ def quick_cache(tmp_path_factory) -> Path:
 def neox(model_cache) -> LoadedModel:
     """tiny-neox, fresh for every test: a test may change its weights."""
     return load_model(ModelConfig(name="tiny-neox"), model_cache)
-
-
-@pytest.fixture
-def small_data(neox) -> EncodedPairs:
-    """Ten synthetic pairs under tiny-neox's tokenizer."""
-    return encode_pairs(load_pairs(DataConfig(train_pairs=10)).train, neox.tokenizer, DataConfig(train_pairs=10))
 
 
 @pytest.fixture(scope="session")

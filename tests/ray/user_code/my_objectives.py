@@ -4,8 +4,8 @@ import torch
 
 
 def squared_hinge(pairs, gamma=1.0):
-    """(max(0, gamma - m~))^2, with a calibration-friendly asymmetric pull on the winner."""
-    return torch.relu(gamma - pairs.mt).square() - 0.05 * pairs.z_w
+    """(max(0, gamma - m~))^2 - 3 z_w: the winner is pulled harder than the loser is pushed."""
+    return torch.relu(gamma - pairs.mt).square() - 3.0 * pairs.z_w
 
 
 def broken(pairs):

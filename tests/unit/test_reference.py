@@ -1,0 +1,199 @@
+"""The reference cache: computed once per content, checked on a sample, rebuilt when damaged."""
+
+import logging
+import threading
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rcray.config.schema import DataConfig
+from rcray.data.batch import collate
+from rcray.data.encode import encode_pairs
+from rcray.data.pairs import load_pairs
+from rcray.models import reference
+from rcray.models.likelihood import side_logps
+from rcray.models.load import LoadedModel
+from rcray.models.reference import reference_logps
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Counted:
+    """Counts the rows a model is asked for."""
+
+    rows: int = 0
+    forwards: int = 0
+
+    def watch(self, model):
+        return model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, _module, _args, kwargs):
+        self.forwards += 1
+        self.rows += len(kwargs["input_ids"])
+
+
+@pytest.fixture
+def counted(neox):
+    count = Counted()
+    handle = count.watch(neox.model)
+    yield count
+    handle.remove()
+
+
+@pytest.fixture
+def data(neox):
+    return pairs_of(neox, 20)
+
+
+def pairs_of(loaded, count, **lengths):
+    config = DataConfig(train_pairs=count, **lengths)
+    return encode_pairs(load_pairs(config).train, loaded.tokenizer, config)
+
+
+def files(cache):
+    return sorted((cache / "reference").glob("*.parquet"))
+
+
+def same(a, b):
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("sum_w", "sum_l", "n_w", "n_l"))
+
+
+def test_values_are_the_models(neox, data, tmp_path):
+    found = reference_logps(neox, data, tmp_path, CPU)
+    with torch.no_grad():
+        for i in (0, 7, 19):
+            batch = collate(data.pairs, [i])
+            chosen, rejected = side_logps(neox.model, batch.chosen), side_logps(neox.model, batch.rejected)
+            assert found.sum_w[i].item() == pytest.approx(chosen.sums.item(), abs=1e-4)
+            assert found.sum_l[i].item() == pytest.approx(rejected.sums.item(), abs=1e-4)
+    assert found.n_w.tolist() == [len(pair.chosen) for pair in data.pairs]
+    assert found.n_l.tolist() == [len(pair.rejected) for pair in data.pairs]
+
+
+def test_the_second_call_reads_the_file_and_runs_only_the_sample(neox, data, tmp_path, counted):
+    first = reference_logps(neox, data, tmp_path, CPU)
+    assert counted.rows == 2 * len(data.pairs)
+    counted.rows = 0
+    second = reference_logps(neox, data, tmp_path, CPU)
+    assert counted.rows == 2 * reference._SAMPLE, "both sides of the sample, nothing else"
+    assert same(first, second)
+    assert len(files(tmp_path)) == 1
+
+
+def test_it_leaves_the_model_as_it_was(neox, data, tmp_path):
+    neox.model.train()
+    found = reference_logps(neox, data, tmp_path, CPU)
+    assert neox.model.training
+    assert all(parameter.grad is None for parameter in neox.model.parameters())
+    assert not found.sum_w.requires_grad
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def lose_a_row(path):
+    pq.write_table(pq.read_table(path).slice(1), path)
+
+
+def lose_a_column(path):
+    pq.write_table(pq.read_table(path).drop_columns(["n_w"]), path)
+
+
+def shift(path):
+    table = pq.read_table(path)
+    wrong = pa.array([value + 1.0 for value in table["sum_l"].to_pylist()])
+    pq.write_table(table.set_column(table.schema.get_field_index("sum_l"), "sum_l", wrong), path)
+
+
+def poison(path):
+    table = pq.read_table(path)
+    wrong = pa.array([float("nan")] * table.num_rows)
+    pq.write_table(table.set_column(table.schema.get_field_index("sum_w"), "sum_w", wrong), path)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, lose_a_row, lose_a_column, shift, poison])
+def test_a_damaged_file_is_rebuilt_with_a_warning(neox, data, tmp_path, caplog, damage):
+    first = reference_logps(neox, data, tmp_path, CPU)
+    (path,) = files(tmp_path)
+    damage(path)
+    with caplog.at_level(logging.WARNING):
+        second = reference_logps(neox, data, tmp_path, CPU)
+    assert "building it again" in caplog.text
+    assert path.name in caplog.text
+    assert same(first, second)
+    caplog.clear()
+    reference_logps(neox, data, tmp_path, CPU)
+    assert caplog.text == "", "the file is sound again"
+
+
+def test_a_failed_build_publishes_nothing(neox, data, tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "side_logps", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            reference_logps(neox, data, tmp_path, CPU)
+    assert files(tmp_path) == []
+    reference_logps(neox, data, tmp_path, CPU)  # the lock was given back
+    assert len(files(tmp_path)) == 1
+
+
+def test_the_key_shows_weights_lengths_and_rows(neox, data, tmp_path):
+    reference_logps(neox, data, tmp_path, CPU)
+    reference_logps(neox, pairs_of(neox, 19), tmp_path, CPU)
+    assert len(files(tmp_path)) == 2
+    shortened = pairs_of(neox, 20, max_length=20, max_prompt_length=8)
+    assert shortened.report.truncated
+    reference_logps(neox, shortened, tmp_path, CPU)
+    assert len(files(tmp_path)) == 3
+    with torch.no_grad():
+        neox.model.get_output_embeddings().weight[0, 0] += 1e-3
+    changed = LoadedModel(neox.model, neox.tokenizer)
+    reference_logps(changed, data, tmp_path, CPU)
+    assert len(files(tmp_path)) == 4
+
+
+def test_two_at_once_build_one_file(neox, data, tmp_path, monkeypatch):
+    """The second waits for the first and reads what it wrote."""
+    builds = []
+    whole = reference._forward
+
+    def noted(loaded, encoded, index, device):
+        if len(index) == len(encoded.pairs):
+            builds.append(threading.get_ident())
+        return whole(loaded, encoded, index, device)
+
+    monkeypatch.setattr(reference, "_forward", noted)
+    found, gate = [], threading.Barrier(2)
+
+    def work():
+        gate.wait()
+        found.append(reference_logps(neox, data, tmp_path, CPU))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(builds) == 1
+    assert len(found) == 2 and same(*found)
+    assert len(files(tmp_path)) == 1
+    assert [p.name for p in (tmp_path / "reference").iterdir() if p.name.startswith(".")] == [], "no temporary left"
+
+
+def test_more_pairs_than_one_batch(neox, data, tmp_path, monkeypatch):
+    whole = reference_logps(neox, data, tmp_path / "a", CPU)
+    monkeypatch.setattr(reference, "_BATCH", 7)
+    parts = reference_logps(neox, data, tmp_path / "b", CPU)
+    torch.testing.assert_close(parts.sum_w, whole.sum_w, rtol=0, atol=1e-4)
+    assert torch.equal(parts.n_l, whole.n_l)
