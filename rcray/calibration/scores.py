@@ -68,6 +68,14 @@ def _last_adapters(trainable: dict[str, nn.Parameter]) -> list[Tensor]:
     return [p for block, p in numbered if block == last]
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """The random projection R [hidden, columns] and the zero tensor U [vocabulary, columns] beside a head."""
+
+    projection: Tensor
+    probe: Tensor
+
+
 def attach_sketch(head: nn.Module, columns: int = SKETCH_COLUMNS, seed: int = 0) -> Tensor:
     """Adds (h R) U^T to the head's output, with R fixed and random and U zero: dz/dU = G R, at columns/hidden the cost.
 
@@ -80,9 +88,11 @@ def attach_sketch(head: nn.Module, columns: int = SKETCH_COLUMNS, seed: int = 0)
     probe = torch.zeros(weight.shape[0], columns, dtype=weight.dtype, device=weight.device, requires_grad=True)
 
     def add_probe(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output + (inputs[0] @ projection) @ probe.T if torch.is_grad_enabled() else output
+        return output + (inputs[0].detach() @ projection) @ probe.T if torch.is_grad_enabled() else output
 
     head.register_forward_hook(add_probe)
+    # For code that does not call the head, see models/head.py.
+    head.rcray_sketch = Sketch(projection, probe)  # type: ignore[assignment]
     return probe
 
 

@@ -72,17 +72,17 @@ def test_a_stripping_template_makes_answers_equal(make_tokenizer):
     assert kept.report.dropped_equal == [], "a template that keeps whitespace keeps the difference"
 
 
-@pytest.mark.parametrize("other", ["xb", "yb"], ids=["both merge", "one merges"])
-def test_a_merge_across_the_border_moves_the_cut_for_both(make_tokenizer, other):
+@pytest.mark.parametrize(("chosen", "rejected"), [("xa", "xb"), ("xa", "yb"), ("ya", "xb")])
+def test_a_merge_across_the_border_moves_the_cut_for_both(make_tokenizer, chosen, rejected):
     tokenizer = make_tokenizer(BORDERLESS, (">x",) * 20, split_words=False)
-    text = pair("xa", other, prompt="qq")
+    text = pair(chosen, rejected, prompt="qq")
     assert render(tokenizer, "qq", "xa")[: len(render(tokenizer, "qq"))] != render(tokenizer, "qq"), "it must merge"
     ids, report = encode_one(tokenizer, text)
     assert report.realigned == ["train/0"]
     assert_is_suffix(tokenizer, text, ids)
     assert tokenizer.decode(ids.prompt) == "qq"
-    assert tokenizer.decode(ids.chosen) == ">xa<|end|>"
-    assert tokenizer.decode(ids.rejected) == f">{other}<|end|>"
+    assert tokenizer.decode(ids.chosen) == f">{chosen}<|end|>"
+    assert tokenizer.decode(ids.rejected) == f">{rejected}<|end|>"
 
 
 def test_a_generation_prompt_that_the_answer_does_not_repeat(make_tokenizer):

@@ -78,8 +78,17 @@ class Fixed(torch.nn.Module):
         super().__init__()
         self.logits = logits
 
-    def forward(self, **_):
+    def forward(self, **given):
+        self.given = given
         return SimpleNamespace(logits=self.logits)
+
+
+def test_the_model_is_told_what_is_padding():
+    side = collate(PAIRS, range(3)).chosen
+    model = Fixed(torch.zeros(*side.ids.shape, 100))
+    side_logps(model, side)
+    assert torch.equal(model.given["attention_mask"], side.attention)
+    assert not side.attention.all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
