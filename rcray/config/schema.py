@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rcray.config.data import DataConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
+from rcray.config.model import ModelConfig
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
 from rcray.config.section import Section
 
@@ -29,38 +31,6 @@ def open_short_forms(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(opened.get(section), kind):
             opened[section] = {field: opened[section]}
     return opened
-
-
-class ModelConfig(Section):
-    """Which weights to start from. Weights are read from safetensors only."""
-
-    name: str = Field("tiny-neox", min_length=1, description="embedded tiny model, hub id, or local directory")
-    revision: str | None = Field(None, description="hub revision; pin it for a run you want to repeat")
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    trust_remote_code: bool = Field(False, description="run code that ships with the model; off unless asked")
-
-
-class DataConfig(Section):
-    """Which preference pairs, and how long they may be."""
-
-    name: Literal["synthetic"] = Field("synthetic", description="where the pairs come from")
-    difficulty: Literal["easy", "medium", "hard"] = Field(
-        "medium", description="synthetic: how many words of the rejected answer are wrong"
-    )
-    train_pairs: int = Field(1600, ge=1)
-    eval_pairs: int = Field(128, ge=2, description="held-out pairs for the preference metrics and the probe")
-    seed: int = Field(0, ge=0, description="seed of the generator; not the training seed")
-    max_length: int = Field(1024, ge=8, description="tokens of prompt and response together")
-    max_prompt_length: int = Field(512, ge=4, description="the prompt keeps its end")
-
-    @model_validator(mode="after")
-    def _prompt_leaves_room(self) -> "DataConfig":
-        if self.max_prompt_length >= self.max_length:
-            raise ValueError(
-                f"max_prompt_length {self.max_prompt_length} leaves no room for a response in "
-                f"max_length {self.max_length}"
-            )
-        return self
 
 
 class CalibrationConfig(Section):

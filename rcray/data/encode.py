@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rcray.config.schema import DataConfig
+from rcray.config.data import DataConfig
 from rcray.data.pairs import Pair
 from rcray.errors import DataError
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rcray.config.schema import DataConfig
+from rcray.config.data import DataConfig
 from rcray.data import synthetic
 
 

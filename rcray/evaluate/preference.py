@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rcray.config import RunConfig, run_id
-from rcray.config.schema import ModelConfig
+from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
 from rcray.data.encode import EncodedPairs, encode_pairs
 from rcray.data.pairs import load_pairs

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from rcray.config.schema import ModelConfig
+from rcray.config.model import ModelConfig
 from rcray.errors import ModelError
 from rcray.models.tiny import TINY_MODELS, tiny_model_dir
 

@@ -27,6 +27,8 @@ from rcray.store import read_json, write_json
 
 log = logging.getLogger(__name__)
 
+_FILES = {"model.safetensors", "optimizer.pt", "state.json"}
+
 
 @dataclass
 class Progress:
@@ -99,7 +101,9 @@ def verify(path: Path) -> None:
     """Raises unless every file is there with the size and hash its manifest names."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError):
+        if not set(manifest) >= _FILES:
+            raise ValueError
+    except (OSError, ValueError, TypeError):
         raise CheckpointError(f"checkpoint {path.name}: its manifest is missing or damaged") from None
     for name, expected in manifest.items():
         if not (path / name).is_file() or _digest(path / name) != expected:

@@ -10,6 +10,7 @@ from rcray import cli
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
 SCREEN = 25  # lines
+MANY = ", ".join(f"w{i}: 1" for i in range(90))
 ONE_FILE = ("plan", "show-config", "train", "sweep", "evaluate", "report")
 
 #: What a file holds, or None for a file that is not there; what the message must say.
@@ -22,11 +23,8 @@ REFUSED = {
     "not UTF-8": (b"\xff\xfe\x00", ["bad.yaml", "UTF-8"]),
     "empty file": ("", ["bad.yaml", "empty"]),
     "python tag": ("name: !!python/object/apply:os.getcwd []\n", ["bad.yaml", "python/object"]),
-    "many wrong fields": (
-        "name: x\nrun: {train: {%s}}\n" % ", ".join(f"w{i}: 1" for i in range(90)),
-        ["train.w0", "more"],
-    ),
-    "wide value": ("name: x\nrun: {train: {seed: %s}}\n" % ("z" * 9000), ["train.seed"]),
+    "many wrong fields": (f"name: x\nrun: {{train: {{{MANY}}}}}\n", ["train.w0", "more"]),
+    "wide value": (f"name: x\nrun: {{train: {{seed: {'z' * 9000}}}}}\n", ["train.seed"]),
     "missing file": (None, ["bad.yaml", "no such file", "files there: bald.yaml"]),
 }
 

@@ -98,7 +98,7 @@ def test_imports_point_back(path):
         ("models", "if TYPE_CHECKING:\n    import rcray.cli\nelse:\n    import rcray.train", ["rcray.train"]),
         (
             "models",
-            "class A:\n    def f(self):\n        try:\n            import rcray.cli\n        finally:\n            pass",
+            "class A:\n    def f(self):\n        with x:\n            import rcray.cli",
             ["rcray.cli"],
         ),
         ("aggregate", "from rcray.train.dynamics import read_dynamics\nfrom rcray import __version__", []),

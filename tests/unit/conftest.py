@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rcray.config.schema import ModelConfig
+from rcray.config.model import ModelConfig
 from rcray.models import tiny
 from rcray.models.load import LoadedModel, load_model
 

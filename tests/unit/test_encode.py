@@ -2,7 +2,7 @@
 
 import pytest
 
-from rcray.config.schema import DataConfig
+from rcray.config.data import DataConfig
 from rcray.data.encode import encode_pairs, render
 from rcray.data.pairs import Pair
 from rcray.errors import EXIT_USAGE, DataError
@@ -120,7 +120,7 @@ def test_what_fits_is_left_alone_however_long_its_prompt(tokenizer):
 def test_truncation_keeps_the_end_of_the_prompt(tokenizer):
     text = pair("yes", "no", prompt="abcdefghij" * 3)
     whole, _ = encode_one(tokenizer, text)
-    prompt, chosen, rejected = lengths(whole)
+    prompt, chosen, _ = lengths(whole)
     cut, report = encode_one(tokenizer, text, DataConfig(max_length=prompt + chosen - 1, max_prompt_length=8))
     assert report.truncated == ["train/0"]
     assert cut.prompt == whole.prompt[-8:]

@@ -7,7 +7,8 @@ import torch
 
 from rcray.data.batch import Side, collate
 from rcray.data.encode import EncodedPair
-from rcray.models.likelihood import SideLogps, sequential_kl, side_logps
+from rcray.models import head
+from rcray.models.likelihood import SideLogps, has_plain_head, sequential_kl, side_logps
 
 #: Rows of different prompt and answer lengths; 5 is a common token id of the tiny vocabulary.
 PAIRS = (
@@ -72,11 +73,14 @@ def test_what_stands_under_the_padding_does_not_matter(model):
 
 
 class Fixed(torch.nn.Module):
-    """A model that answers with given logits."""
+    """A model that answers with given logits; it has no head to show, so its logits are read."""
 
     def __init__(self, logits):
         super().__init__()
         self.logits = logits
+
+    def get_output_embeddings(self):
+        return None
 
     def forward(self, **given):
         self.given = given
@@ -125,6 +129,89 @@ def test_the_gradient_reaches_the_weights_from_answers_only(model):
     weight = model.get_output_embeddings().weight
     expected = torch.autograd.grad(by_hand(model, PAIRS[0].prompt, PAIRS[0].chosen).sum(), weight)[0]
     torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-9)
+
+
+# -- the head on answer positions only
+
+
+class Headed(torch.nn.Module):
+    """A body that answers with given hidden states, and a plain head."""
+
+    def __init__(self, hidden, scale=1.0):
+        super().__init__()
+        self.hidden = torch.nn.Parameter(hidden)
+        self.head = torch.nn.Linear(hidden.shape[-1], 100, dtype=hidden.dtype)
+        self.scale = scale
+        self.base_model = self._body
+
+    def _body(self, *, input_ids, **_):
+        shown = self.hidden[: len(input_ids), : input_ids.shape[1]]
+        return SimpleNamespace(last_hidden_state=shown)
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, **given):
+        return SimpleNamespace(logits=self.scale * self.head(self._body(**given).last_hidden_state))
+
+
+@pytest.fixture
+def side():
+    return collate(PAIRS, range(3)).chosen
+
+
+def headed(side, **how):
+    torch.manual_seed(0)
+    return Headed(torch.randn(*side.ids.shape, 12, dtype=torch.float64), **how)
+
+
+def with_gradients(model, side):
+    found = side_logps(model, side)
+    (found.sums * torch.tensor([1.0, -2.0, 0.5])[: len(found.sums)]).sum().backward()
+    return found.logp, model.hidden.grad, model.head.weight.grad, model.head.bias.grad
+
+
+def assert_close(left, right):
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_both_paths_agree_in_values_and_gradients(side):
+    fast, plain = headed(side), headed(side)
+    plain.rcray_plain_head = False
+    found = with_gradients(fast, side)
+    assert fast.rcray_plain_head is True
+    assert_close(found, with_gradients(plain, side))
+    assert found[1].abs().sum() > 0
+
+
+def test_a_model_that_scales_its_logits_takes_the_plain_path(side):
+    model, expected = headed(side, scale=3.0), headed(side)
+    with torch.no_grad():
+        expected.head.weight *= 3
+        expected.head.bias *= 3
+        assert_close([side_logps(model, side).logp], [side_logps(expected, side).logp])
+    assert model.rcray_plain_head is False
+
+
+def test_the_size_of_a_chunk_does_not_matter(monkeypatch):
+    """40 answer tokens in chunks of 16: the last one is not full."""
+    long = (EncodedPair("a", (1, 2), tuple(range(3, 43)), (5,)),)
+    side = collate(long, [0]).chosen
+    whole = with_gradients(headed(side), side)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 1)
+    assert head.chunk_tokens(100) == 16
+    assert_close(with_gradients(headed(side), side), whole)
+
+
+def test_a_bad_hidden_state_on_a_prompt_or_pad_position_reaches_neither_values_nor_gradients(side):
+    clean, dirty = headed(side), headed(side)
+    has_plain_head(dirty)
+    unread = torch.ones_like(side.ids, dtype=torch.bool)
+    unread[:, :-1] = ~side.response[:, 1:].bool()
+    with torch.no_grad():
+        dirty.hidden[unread] = float("nan")
+    assert_close(with_gradients(dirty, side), with_gradients(clean, side))
 
 
 # -- the distribution, for token-level objectives

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rcray.config.schema import DataConfig
+from rcray.config.data import DataConfig
 from rcray.data.batch import collate
 from rcray.data.encode import encode_pairs
 from rcray.data.pairs import load_pairs
 from rcray.models import reference
-from rcray.models.likelihood import side_logps
+from rcray.models.likelihood import body_of, has_plain_head, side_logps
 from rcray.models.load import LoadedModel
 from rcray.models.reference import reference_logps
 
@@ -26,20 +26,19 @@ class Counted:
     """Counts the rows a model is asked for."""
 
     rows: int = 0
-    forwards: int = 0
 
-    def watch(self, model):
-        return model.register_forward_pre_hook(self._count, with_kwargs=True)
+    def watch(self, body):
+        return body.register_forward_pre_hook(self._count, with_kwargs=True)
 
-    def _count(self, _module, _args, kwargs):
-        self.forwards += 1
-        self.rows += len(kwargs["input_ids"])
+    def _count(self, _module, args, kwargs):
+        self.rows += len(args[0] if args else kwargs["input_ids"])
 
 
 @pytest.fixture
 def counted(neox):
+    has_plain_head(neox.model)  # tried once per model, by forwards of its own
     count = Counted()
-    handle = count.watch(neox.model)
+    handle = count.watch(body_of(neox.model))
     yield count
     handle.remove()
 

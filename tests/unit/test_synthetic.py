@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rcray.config.schema import DataConfig
+from rcray.config.data import DataConfig
 from rcray.data.pairs import load_pairs
 from rcray.data.synthetic import LEXICON, WRONG_SHARE, corrupted, generate, warm_up_texts
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from rcray.config.schema import DataConfig, ModelConfig
+from rcray.config.data import DataConfig
+from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
 from rcray.data.encode import encode_pairs
 from rcray.data.pairs import load_pairs
