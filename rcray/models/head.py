@@ -7,6 +7,7 @@ A [batch, time, vocabulary] tensor never exists: at 1,024 answer tokens and 50k 
 plain path keeps several.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,34 +35,35 @@ class _ChunkedLogp(torch.autograd.Function):
         probe: Tensor | None,
         y: Tensor,
     ) -> Tensor:
-        chunk = chunk_tokens(weight.shape[0])
         logp = h.new_empty(h.shape[0], dtype=_wide(h))
         normaliser = torch.empty_like(logp)
-        for start in range(0, h.shape[0], chunk):
-            rows = slice(start, start + chunk)
-            logits = _logits(h[rows], weight, bias)
-            normaliser[rows] = logits.logsumexp(-1)
-            logp[rows] = logits.gather(1, y[rows, None]).squeeze(1) - normaliser[rows]
+        buffer = _buffer(h, weight)
+        for rows in _chunks(h, weight):
+            logits = _fill(buffer, h[rows], weight, bias)
+            picked = logits.gather(1, y[rows, None]).squeeze(1)
+            top = logits.amax(-1)
+            normaliser[rows] = logits.sub_(top[:, None]).exp_().sum(-1).log_().add_(top)
+            logp[rows] = picked - normaliser[rows]
         ctx.save_for_backward(h, weight, bias, projected, probe, y, normaliser)
         return logp
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         h, weight, bias, projected, probe, y, normaliser = ctx.saved_tensors
-        (seed,) = grads
+        seed = grads[0]
         wants_h, wants_weight, wants_bias, _, wants_probe, _ = ctx.needs_input_grad
         grad_h = torch.empty_like(h) if wants_h else None
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=_wide(weight)) if wants_bias else None
         grad_probe = torch.zeros_like(probe, dtype=_wide(weight)) if wants_probe else None
-        for start in range(0, h.shape[0], chunk_tokens(weight.shape[0])):
-            rows = slice(start, start + chunk_tokens(weight.shape[0]))
-            residual = _logits(h[rows], weight, bias).sub_(normaliser[rows, None]).exp_().neg_()
-            residual.scatter_add_(1, y[rows, None], torch.ones_like(residual[:, :1]))
-            residual *= seed[rows, None]
+        buffer = _buffer(h, weight)
+        for rows in _chunks(h, weight):
+            # onehot(y) - p, times the seed
+            residual = _fill(buffer, h[rows], weight, bias).sub_(normaliser[rows, None]).exp_()
+            residual.mul_(-seed[rows, None]).scatter_add_(1, y[rows, None], seed[rows, None])
             narrow = residual.to(h.dtype)
             if grad_h is not None:
-                torch.matmul(narrow, weight, out=grad_h[rows])
+                torch.mm(narrow, weight, out=grad_h[rows])
             if grad_weight is not None:
                 _add_product(grad_weight, narrow, h[rows])
             if grad_bias is not None:
@@ -82,8 +84,23 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _logits(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    logits = (h @ weight.T).to(_wide(h))
+def _chunks(h: Tensor, weight: Tensor) -> Iterator[slice]:
+    step = chunk_tokens(weight.shape[0])
+    return (slice(start, min(start + step, h.shape[0])) for start in range(0, h.shape[0], step))
+
+
+def _buffer(h: Tensor, weight: Tensor) -> Tensor:
+    """One block of logits, used by every chunk in turn."""
+    rows = min(h.shape[0], chunk_tokens(weight.shape[0]))
+    return h.new_empty(rows, weight.shape[0], dtype=_wide(h))
+
+
+def _fill(buffer: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    logits = buffer[: h.shape[0]]
+    if h.dtype == buffer.dtype:
+        torch.mm(h, weight.T, out=logits)
+    else:
+        logits.copy_(h @ weight.T)
     return logits if bias is None else logits.add_(bias)
 
 
