@@ -23,7 +23,8 @@ lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
 	$(BIN)/mypy
 
 test: lint  ## lint, then the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not ray"
+	$(BIN)/python -m pytest -m ray
 
 bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

@@ -10,6 +10,7 @@ from rcray.store import Store
 
 # Nothing here may reach for a hub, and nothing a user has set may steer a test.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; set before torch is imported
 for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
     os.environ.pop(name, None)
 

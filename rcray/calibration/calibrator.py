@@ -15,7 +15,7 @@ current batch is used, so that the promise holds.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -133,16 +133,3 @@ class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0] * ctx.factor, None
-
-
-def as_dict(calibration: Calibration) -> dict[str, float | str | bool | None]:
-    """Flat view for logs."""
-    return {
-        **asdict(calibration.stats),
-        "log_alpha": calibration.log_alpha,
-        "band_lower": calibration.band.lower,
-        "band_upper": calibration.band.upper,
-        "slack": calibration.slack,
-        "skipped": calibration.skipped,
-        "clipped": calibration.clipped,
-    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow.entities import Metric, Param, Run, RunStatus, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.tracking import MlflowClient
 
 from rcray.config import RunConfig
@@ -200,8 +200,3 @@ class LiveDelivery:
                 self.delivery.deliver_all()
             except Exception as error:
                 log.warning("MLflow delivery failed and will be tried again: %s", error)
-
-
-def terminated(run: Run) -> bool:
-    """Whether MLflow counts a run as ended."""
-    return RunStatus.is_terminated(RunStatus.from_string(run.info.status))
