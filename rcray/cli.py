@@ -109,14 +109,15 @@ def plan(
         experiment, cells = _cells(file, set_)
         for cell in cells:
             status = RunDir(store / "runs" / cell.run_id).read_status().get("status", "pending")
+            steps = cell.config.total_steps  # None: known once the data is read
             row = union.setdefault(
                 cell.run_id,
                 {
                     "run_id": cell.run_id,
                     "label": cell.label,
                     "status": status,
-                    "steps": cell.config.total_steps,
-                    "pairs": cell.config.total_steps * cell.config.train.batch_size,
+                    "steps": steps,
+                    "pairs": None if steps is None else steps * cell.config.train.batch_size,
                     "workers": cell.config.execution.workers,
                     "experiments": [],
                 },
@@ -138,8 +139,7 @@ def plan(
             row["run_id"],
             escape(row["label"]),
             row["status"],
-            str(row["steps"]),
-            str(row["pairs"]),
+            *("?" if row[name] is None else str(row[name]) for name in ("steps", "pairs")),
             str(row["workers"] or "inside"),
             ", ".join(row["experiments"]),
         )

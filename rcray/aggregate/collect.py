@@ -58,7 +58,7 @@ class CellResult:
     error: str = ""
     seconds: float = 0.0
     step: int = 0
-    total_steps: int = 0
+    total_steps: int | None = 0  # None: the data was never read
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     summary: DynamicsSummary | None = None
 
@@ -90,7 +90,8 @@ def _collect_one(run: RunDir, cell: Cell) -> CellResult:
     word, error_text = str(status.get("status", "pending")), str(status.get("error") or "")
     if word not in STATUSES:
         word, error_text = "failed", f"unknown status {word!r} in status.json; known: {', '.join(STATUSES)}"
-    total_steps = int(_number(status.get("total_steps"), cell.config.total_steps))
+    known = status.get("total_steps")
+    total_steps = int(known) if isinstance(known, int | float) else cell.config.total_steps
     metrics: dict[str, MetricValue] = {}
     summary = None
     try:
@@ -157,7 +158,7 @@ def _to_numpy(column: Any) -> np.ndarray:
     return column.to_numpy()
 
 
-def _summarise(records: Mapping[str, np.ndarray], probe_every: int, total_steps: int) -> DynamicsSummary | None:
+def _summarise(records: Mapping[str, np.ndarray], probe_every: int, total_steps: int | None) -> DynamicsSummary | None:
     steps = len(records["step"])
     if steps == 0:
         return None

@@ -78,10 +78,10 @@ def _header(experiment: Experiment, title: str, results: Sequence[CellResult]) -
     facts = {
         "Model": _unique(config.model.name for config in configs),
         "Objectives": _unique(config.objective_title for config in configs),
-        "Data": _unique(f"{config.data.name}, {config.data.train_pairs} pairs" for config in configs),
+        "Data": _unique(f"{config.data.name}, {config.data.train_pairs or 'all'} pairs" for config in configs),
         "Held-out pairs": ", ".join(map(str, held_out_pairs(results))),
         "Seeds": ", ".join(map(str, sorted({config.train.seed for config in configs}))),
-        "Steps per run": _unique(config.total_steps for config in configs),
+        "Steps per run": _unique(result.total_steps or "not known yet" for result in results),
         "Fidelity preset": _unique(config.fidelity for config in configs),
         "Likelihood": _unique(f"{config.likelihood} over tokens" for config in configs),
         "Training time, all runs": duration(sum(result.seconds for result in results)),
@@ -224,7 +224,7 @@ def _cells(results: Sequence[CellResult]) -> str:
 
 
 def _one_cell(result: CellResult) -> str:
-    progress = f"{result.step} of {result.total_steps} steps"
+    progress = f"{result.step} of {result.total_steps or '?'} steps"
     parts = []
     if result.error:
         parts.append(f"<pre>{_text(result.error)}</pre>")

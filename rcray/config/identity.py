@@ -20,6 +20,7 @@ RUN_ID_LENGTH = 12  # hex digits: 48 bits, collisions are out of reach for any g
 def identity(config: RunConfig) -> dict[str, Any]:
     """The part of a config that decides the result, with inactive fields removed."""
     content = config.model_dump(mode="json", exclude={"execution"})
+    content["data"] = config.data.content()
     calibration = config.calibration
     if not calibration.enabled:
         # Estimator and window stay: the band is recorded with or without calibration, in the same way.
@@ -27,8 +28,16 @@ def identity(config: RunConfig) -> dict[str, Any]:
     kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
     if not (calibration.granularity == "microbatch" or kl_baseline):
         del content["train"]["micro_batch_size"]  # gradients are scaled exactly: 8x1 = 1x8
+    content["model"] = _active_model_fields(config, content["model"])
     content["semantics"] = SEMANTICS_VERSION
     return content
+
+
+def _active_model_fields(config: RunConfig, model: dict[str, Any]) -> dict[str, Any]:
+    """Without LoRA where everything is trained, without quantisation where nothing is, without what is not given."""
+    inactive = {"quantization"} if not config.model.quantized else set()
+    inactive |= set() if config.model.trains_adapters else {"lora"}
+    return {name: value for name, value in model.items() if value is not None and name not in inactive}
 
 
 def content_key(content: Any, length: int = RUN_ID_LENGTH) -> str:

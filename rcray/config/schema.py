@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rcray.config.data import DataConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
-from rcray.config.model import ModelConfig
+from rcray.config.model import ModelConfig, default_scores, fill_open, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
 from rcray.config.section import Section
 
@@ -41,7 +41,7 @@ class CalibrationConfig(Section):
     clip: bool = Field(True, description="keep the calibrated ratio inside the instantaneous band")
     granularity: Literal["microbatch", "step"] = Field("microbatch", description="over what the statistics are taken")
     scores: Literal["head", "sketch", "adapters", "full"] = Field(
-        "head", description="whose gradients stand for s_w and s_l: see calibration/scores.py"
+        "head", description="whose gradients stand for s_w and s_l; adapters where only those are trained"
     )
 
 
@@ -110,6 +110,10 @@ class RunConfig(Section):
             name = objective.setdefault("name", DEFAULT_OBJECTIVE)  # `objective.beta: 0.2` alone is DPO's
             constants = OFFICIAL_CONSTANTS.get(str(name), {}) if fidelity == "official" else {}
             filled["objective"] = {**constants, **objective}
+        model = filled.get("model", {})
+        if isinstance(model, dict):
+            defaults = {"train": train_defaults(model), "calibration": {"scores": default_scores(model)}}
+            filled = fill_open(filled, defaults)
         return filled
 
     @field_validator("execution")
@@ -128,10 +132,20 @@ class RunConfig(Section):
                 f"train.micro_batch_size {self.train.micro_batch_size} counts pairs over all workers and is not a "
                 f"multiple of execution.workers {workers}"
             )
-        if self.train.batch_size > self.data.train_pairs:
+        if self.data.train_pairs is not None and self.train.batch_size > self.data.train_pairs:
             raise ValueError(
                 f"train.batch_size {self.train.batch_size} exceeds data.train_pairs {self.data.train_pairs}: "
                 "not one step would be made"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scores_are_of_what_is_trained(self) -> "RunConfig":
+        allowed = ("adapters", "full") if self.model.trains_adapters else ("head", "sketch", "full")
+        if self.calibration.scores not in allowed:
+            raise ValueError(
+                f"calibration.scores {self.calibration.scores!r} reads what model.method {self.model.method!r} does "
+                f"not train; allowed: {', '.join(allowed)}"
             )
         return self
 
@@ -169,8 +183,10 @@ class RunConfig(Section):
         return f"{self.model.name} · {self.objective.name} · {rc}"
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run; a last incomplete batch of an epoch is left out."""
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, less incomplete batches; None while only the data knows its size."""
+        if self.data.train_pairs is None:
+            return None
         return self.train.epochs * (self.data.train_pairs // self.train.batch_size)
 
 

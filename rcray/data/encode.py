@@ -5,119 +5,98 @@ assistant turn would make some templates insert a system block into every scored
 realigned or truncated is counted with its row.
 """
 
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
+
 from rcray.config.data import DataConfig
-from rcray.data.pairs import Pair
+from rcray.data.dialogue import Pair, Skipped, Turn, as_turns, fault
+from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
+from rcray.data.pairs import refuse_bad
 from rcray.errors import DataError
 
+__all__ = ["EncodeReport", "EncodedPair", "EncodedPairs", "encode_pairs", "encode_stream", "render", "require"]
 
-@dataclass(frozen=True)
-class EncodedPair:
-    """Token ids of one pair; `prompt` precedes both answers."""
-
-    row: str
-    prompt: tuple[int, ...]
-    chosen: tuple[int, ...]
-    rejected: tuple[int, ...]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens a plain forward of both answers reads."""
-        return 2 * len(self.prompt) + len(self.chosen) + len(self.rejected)
+#: Tokens of the prompt's text that an answer may merge with. A cut further back means that the template renders the
+#: prompt itself differently once it is answered, and no suffix is the answer.
+_MERGE_REACH = 8
 
 
-@dataclass
-class EncodeReport:
-    """What happened to the rows; lists hold row names."""
-
-    kept: int = 0
-    dropped_empty: list[str] = field(default_factory=list)
-    dropped_equal: list[str] = field(default_factory=list)
-    realigned: list[str] = field(default_factory=list)
-    truncated: list[str] = field(default_factory=list)
-
-    def summary(self) -> str:
-        """One line; row names of the first few of each kind."""
-        parts = [f"{self.kept} pairs kept"]
-        for name in ("dropped_empty", "dropped_equal", "realigned", "truncated"):
-            rows = getattr(self, name)
-            if rows:
-                shown = ", ".join(rows[:3]) + (", …" if len(rows) > 3 else "")
-                parts.append(f"{len(rows)} {name.replace('_', ' ')} ({shown})")
-        return "; ".join(parts)
-
-
-@dataclass(frozen=True)
-class EncodedPairs:
-    """An encoded split and the account of how it was made."""
-
-    pairs: tuple[EncodedPair, ...]
-    report: EncodeReport
-
-    def fingerprint(self) -> str:
-        """Hash of every token id: tokenizer, template, data and lengths all show in it."""
-        digest = hashlib.sha256()
-        for pair in self.pairs:
-            digest.update(repr((pair.row, pair.prompt, pair.chosen, pair.rejected)).encode())
-        return digest.hexdigest()
-
-
-def encode_pairs(pairs: Iterable[Pair], tokenizer: Any, config: DataConfig) -> EncodedPairs:
-    """Encodes every usable pair; raises if none is left."""
+def encode_pairs(pairs: Iterable[Pair | Skipped], tokenizer: Any, config: DataConfig) -> EncodedPairs:
+    """Encodes every usable pair in memory; raises if none is left."""
     report = EncodeReport()
-    encoded = []
-    for pair in pairs:
-        ids = _encode(pair, tokenizer, config, report)
-        if ids is not None:
-            encoded.append(ids)
-    report.kept = len(encoded)
-    if not encoded:
-        raise DataError(f"data: no usable pair is left: {report.summary()}", fix="look at the rows named here")
-    return EncodedPairs(tuple(encoded), report)
+    encoded = tuple(encode_stream(pairs, tokenizer, config, report))
+    require(report, "data")
+    return EncodedPairs(encoded, report)
 
 
-def render(tokenizer: Any, prompt: str, answer: str | None = None) -> list[int]:
-    """Token ids of a prompt, or of a prompt and its answer, through the chat template."""
-    turns = [{"role": "user", "content": prompt}]
+def encode_stream(
+    items: Iterable[Pair | Skipped], tokenizer: Any, config: DataConfig, report: EncodeReport
+) -> Iterator[EncodedPair]:
+    """Encodes pair by pair, up to `report.asked` of them; what is left out goes into the report."""
+    for item in items:
+        if report.kept == report.asked:
+            return
+        outcome = _encode(item, tokenizer, config, report) if isinstance(item, Pair) else item
+        if isinstance(outcome, Skipped):
+            if config.bad_rows == "fail":
+                refuse_bad(outcome)
+            report.note(outcome.kind, outcome.row, outcome.reason)
+        else:
+            report.kept += 1
+            yield outcome
+
+
+def require(report: EncodeReport, where: str, least: int = 1) -> None:
+    """Refuses a split with too few usable pairs, and says what became of the others."""
+    if report.kept < least:
+        count = "no usable pair is left" if report.kept == 0 else f"{report.kept} usable pairs, {least} are needed"
+        raise DataError(
+            f"{where}: {count}: {report.summary()}; {report.first_reason()}", fix="look at the rows named here"
+        )
+
+
+def render(tokenizer: Any, prompt: str | tuple[Turn, ...], answer: str | None = None, *, ask: bool = True) -> list[int]:
+    """Token ids of a prompt, or of a prompt and its answer, through the chat template.
+
+    A prompt without an answer ends with the template's invitation to answer, unless `ask` is off.
+    """
+    turns = [{"role": turn.role, "content": turn.content} for turn in as_turns(prompt)]
     if answer is not None:
         turns.append({"role": "assistant", "content": answer})
-    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=answer is None, tokenize=True, return_dict=False)
-    return list(ids)
+    invite = ask and answer is None
+    return list(tokenizer.apply_chat_template(turns, add_generation_prompt=invite, tokenize=True, return_dict=False))
 
 
-def _encode(pair: Pair, tokenizer: Any, config: DataConfig, report: EncodeReport) -> EncodedPair | None:
-    if not pair.chosen.strip() or not pair.rejected.strip():
-        report.dropped_empty.append(pair.row)  # a response of 0 tokens turns a mean log-probability into NaN
-        return None
-    if pair.chosen == pair.rejected:
-        report.dropped_equal.append(pair.row)
-        return None
-    prompt = render(tokenizer, pair.prompt)
-    full_w, full_l = render(tokenizer, pair.prompt, pair.chosen), render(tokenizer, pair.prompt, pair.rejected)
+def _encode(pair: Pair, tokenizer: Any, config: DataConfig, report: EncodeReport) -> EncodedPair | Skipped:
+    if (wrong := fault(pair)) is not None:
+        return wrong
+    try:
+        prompt = render(tokenizer, pair.prompt)
+        full_w, full_l = render(tokenizer, pair.prompt, pair.chosen), render(tokenizer, pair.prompt, pair.rejected)
+    except TemplateError as error:  # such as roles that do not alternate
+        return Skipped(pair.row, "dropped by template", f"the chat template refuses it: {error}")
     cut = _common_prefix(prompt, full_w, full_l)
     if cut < len(prompt):  # the template or a merge across the border changed the prompt's last tokens
-        report.realigned.append(pair.row)
+        if cut < len(render(tokenizer, pair.prompt, ask=False)) - _MERGE_REACH:
+            reason = "the chat template renders the prompt differently once it is answered"
+            return Skipped(pair.row, "dropped by template", reason)
+        report.note("realigned", pair.row)
     prompt, chosen, rejected = full_w[:cut], full_w[cut:], full_l[cut:]
-    longest = max(len(chosen), len(rejected))
-    if len(prompt) + longest > config.max_length:
-        report.truncated.append(pair.row)
+    if len(prompt) + max(len(chosen), len(rejected)) > config.max_length:
+        report.note("truncated", pair.row)
         prompt = prompt[-config.max_prompt_length :]  # the end of a prompt holds the question
         room = config.max_length - len(prompt)
         chosen, rejected = chosen[:room], rejected[:room]
     if not prompt or not chosen or not rejected:
-        report.dropped_empty.append(pair.row)
-        return None
-    if chosen == rejected:  # equal once cut
-        report.dropped_equal.append(pair.row)
-        return None
+        return Skipped(pair.row, "dropped empty", "no token is left of the prompt or of an answer", bad=False)
+    if chosen == rejected:
+        return Skipped(pair.row, "dropped equal", "both answers are the same tokens", bad=False)
     return EncodedPair(pair.row, tuple(prompt), tuple(chosen), tuple(rejected))
 
 
-def _common_prefix(prompt: list[int], *full: list[int]) -> int:
+def _common_prefix(prompt: Sequence[int], *full: Sequence[int]) -> int:
     for i, token in enumerate(prompt):
         if any(len(ids) <= i or ids[i] != token for ids in full):
             return i

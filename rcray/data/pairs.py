@@ -1,35 +1,137 @@
-"""Preference pairs as text, before any tokenizer."""
+"""Preference pairs as text, before any tokenizer: two splits that never share a row.
 
-from collections.abc import Sequence
+Nothing is held in memory: a split is read again every time it is iterated.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
+from rcray.config import content_key
 from rcray.config.data import DataConfig
 from rcray.data import synthetic
+from rcray.data.dialogue import Pair, Skipped, Turn
+from rcray.data.readers import read_pairs
+from rcray.data.rows import Rows
+from rcray.data.sources import open_rows
+from rcray.errors import DataError
+
+HELD_OUT_SHARE = 0.1  # at most, where a dataset has no split of its own for it
+TRAIN, HELD_OUT = "train", "held-out"
+
+__all__ = ["Pair", "PairSplits", "Skipped", "Turn", "check_pairs", "load_pairs", "refuse_bad"]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One prompt with a chosen and a rejected answer; `row` names it in every message."""
+class Stream:
+    """Pairs and rows left out, in the source's order; may be iterated again."""
 
-    row: str
-    prompt: str
-    chosen: str
-    rejected: str
+    start: Callable[[], Iterator[Pair | Skipped]]
+
+    def __iter__(self) -> Iterator[Pair | Skipped]:
+        return self.start()
 
 
 @dataclass(frozen=True)
 class PairSplits:
     """Pairs to train on, and held-out pairs for the probe and the preference metrics."""
 
-    train: Sequence[Pair]
-    held_out: Sequence[Pair]
+    train: Iterable[Pair | Skipped]
+    held_out: Iterable[Pair | Skipped]
+    source: Callable[[], str]  # fingerprint of what is read; costs a pass over local files
 
 
 def load_pairs(config: DataConfig) -> PairSplits:
-    """The two splits of a dataset; they never share a row."""
+    """Opens the two splits of a dataset."""
+    if config.name == "synthetic":
+        return _synthetic(config)
+    rows = open_rows(config, config.split)
+    if config.eval_split is not None:
+        others = open_rows(config, config.eval_split)
+        return PairSplits(
+            Stream(lambda: read_pairs(rows, config)),
+            Stream(lambda: read_pairs(others, config)),
+            lambda: content_key([rows.fingerprint(), others.fingerprint()], 64),
+        )
+    return _held_out_share(rows, config)
 
-    def split(name: str, count: int) -> list[Pair]:
+
+def _synthetic(config: DataConfig) -> PairSplits:
+    def split(name: str, count: int) -> Iterator[Pair]:
         rows = synthetic.generate(count, difficulty=config.difficulty, seed=config.seed, split=name)
-        return [Pair(f"{name}/{i}", *row) for i, row in enumerate(rows)]
+        return (Pair(f"{name}/{i}", (Turn("user", row[0]),), *row[1:]) for i, row in enumerate(rows))
 
-    return PairSplits(split("train", config.train_pairs), split("held-out", config.eval_pairs))
+    assert config.train_pairs is not None  # the configuration refuses it
+    count = config.train_pairs
+    return PairSplits(
+        Stream(lambda: split(TRAIN, count)),
+        Stream(lambda: split(HELD_OUT, config.eval_pairs)),
+        lambda: f"synthetic {synthetic.VERSION}",
+    )
+
+
+def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
+    """A seeded draw of good rows is held out, and no prompt of theirs is trained on, not even from another row."""
+
+    @cache
+    def drawn() -> frozenset[int]:
+        count = rows.count()
+        size = min(config.eval_pairs, max(2, int(count * HELD_OUT_SHARE)))
+        spare = min(count, 2 * size + 8)  # some of the drawn rows may be bad
+        ranks = random.Random(f"{config.seed}/held-out").sample(range(count), spare)
+        good = _good_positions(read_pairs(rows, config), set(ranks))
+        return frozenset([i for i in ranks if i in good][:size])
+
+    def held_out() -> Iterator[Pair | Skipped]:
+        chosen = drawn()
+        return (item for i, item in enumerate(read_pairs(rows, config)) if i in chosen)
+
+    def train() -> Iterator[Pair | Skipped]:
+        prompts = {_prompt_key(item) for item in held_out() if isinstance(item, Pair)}
+        for i, item in enumerate(read_pairs(rows, config)):
+            if i in drawn():
+                continue
+            if isinstance(item, Pair) and _prompt_key(item) in prompts:
+                yield Skipped(item.row, "dropped held out", "its prompt is that of a held-out row", bad=False)
+            else:
+                yield item
+
+    return PairSplits(Stream(train), Stream(held_out), rows.fingerprint)
+
+
+def _good_positions(items: Iterable[Pair | Skipped], among: set[int]) -> set[int]:
+    return {i for i, item in enumerate(items) if i in among and isinstance(item, Pair)}
+
+
+def _prompt_key(pair: Pair) -> bytes:
+    return hashlib.sha256(repr(pair.prompt).encode(errors="surrogatepass")).digest()
+
+
+def check_pairs(config: DataConfig) -> None:
+    """Everything that can be refused without a tokenizer: a missing source or column; bad rows, if they may not be.
+
+    Called before any weights are read, so that a fault in the data costs seconds.
+    """
+    if config.name == "synthetic":
+        return
+    splits: list[tuple[str | None, int | None]] = [(config.split, None)]
+    if config.eval_split is not None:
+        splits = [(config.split, config.train_pairs), (config.eval_split, config.eval_pairs)]
+    for split, limit in splits:
+        enough = limit if config.bad_rows == "fail" else 1  # one good row shows that there is a dataset
+        kept = 0
+        for item in read_pairs(open_rows(config, split), config):
+            if isinstance(item, Pair):
+                kept += 1
+            elif config.bad_rows == "fail":
+                refuse_bad(item)
+            if kept == enough:
+                break
+
+
+def refuse_bad(skipped: Skipped) -> None:
+    """Stops at a row with a fault."""
+    if skipped.bad:
+        raise DataError(f"{skipped.row}: {skipped.reason}", fix="correct the row, or set data.bad_rows: drop")

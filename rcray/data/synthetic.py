@@ -11,6 +11,8 @@ from typing import Literal
 
 Difficulty = Literal["easy", "medium", "hard"]
 
+VERSION = 1  # raised with SEMANTICS_VERSION when the rows change; part of the encoded cache's key
+
 #: Share of words that are wrong in a rejected answer: fewer wrong words, stronger coupling, harder to tell apart.
 WRONG_SHARE: dict[str, float] = {"easy": 0.6, "medium": 0.3, "hard": 0.15}
 PHRASE_WORDS = 8

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from rcray.config import RunConfig, run_id
-from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
-from rcray.data.encode import EncodedPairs, encode_pairs
-from rcray.data.pairs import load_pairs
+from rcray.data.encoded import EncodedPairs
+from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError
 from rcray.models.likelihood import side_logps
 from rcray.models.load import load_model
 from rcray.models.reference import reference_logps
+from rcray.models.trained import load_trained
 from rcray.store import Store, read_json, write_json
 
 BENCHMARK = "preference"
@@ -34,11 +34,11 @@ def evaluate_run(config: RunConfig, store: Store) -> dict[str, Any]:
     if len(rows) < len(kept.get("rows", ())):
         return kept
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    base = load_model(config.model, store.cache)
-    base.model.to(device)
-    data = encode_pairs(load_pairs(config.data).held_out, base.tokenizer, config.data)
+    base = load_model(config.model, store.cache, device=device)
+    data = prepare_data(config.data, base.tokenizer, store.cache).held_out
     reference = reference_logps(base, data, store.cache, device)
-    trained = load_model(ModelConfig(name=str(run.final), dtype=config.model.dtype), store.cache).model.to(device)
+    del base  # one model at a time on the device
+    trained = load_trained(run.final, store.cache, device=device).model
     z_w, z_l = answer_logps(trained, data, device)
     shift_w, shift_l = z_w - reference.sum_w, z_l - reference.sum_l
     if config.likelihood == "mean":

@@ -80,11 +80,16 @@ def has_plain_head(model: Any) -> bool:
         head = model.get_output_embeddings()
         config = getattr(model, "config", None)
         shaped = any(getattr(config, name, None) not in (None, 0, 1) for name in _LOGIT_SHAPING)
-        known = not shaped and isinstance(head, nn.Linear) and _head_is_last(model, head)
+        known = not shaped and _is_linear(head) and _head_is_last(model, head)
         model.rcray_plain_head = known
         if not known:
             log.info("%s does more than apply its head; likelihoods take the plain path", type(model).__name__)
     return bool(known)
+
+
+def _is_linear(head: Any) -> bool:
+    """Whether it is a matrix product with its weight as it stands: not one kept in 4 bits, not one with an adapter."""
+    return isinstance(head, nn.Linear) and head.weight.is_floating_point()
 
 
 def _head_is_last(model: Any, head: nn.Linear) -> bool:

@@ -1,6 +1,7 @@
-"""From a model name to weights and tokenizer: an embedded tiny model, a local directory, or a hub id."""
+"""From a model config to weights and tokenizer: full, LoRA, or QLoRA; dropout off, safetensors only."""
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,58 +11,148 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from rcray.config import content_key
 from rcray.config.model import ModelConfig
 from rcray.errors import ModelError
-from rcray.models.tiny import TINY_MODELS, tiny_model_dir
+from rcray.models.adapters import attach_adapter, new_adapter, require_fit, require_packages
+from rcray.models.chain import require_usable_as_sft
+from rcray.models.sources import Origin, build_once, cannot_load, locate, short_reason
+
+log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+_LOADING_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError, SafetensorError)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its tokenizer."""
+    """A model with its tokenizer, and where its weights came from."""
 
     model: Any
     tokenizer: Any
+    origin: Origin | None = None  # None: made in memory
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of every weight, computed once: what the reference likelihoods depend on."""
-        return weights_fingerprint(self.model)
+        """Content of the model without our adapter: what the reference likelihoods depend on."""
+        return weights_fingerprint(self.model) if self.origin is None else self.origin.fingerprint
 
 
-def load_model(config: ModelConfig, cache: Path) -> LoadedModel:
-    """Loads weights (safetensors only) and tokenizer, with dropout off."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_model(config: ModelConfig, cache: Path, *, seed: int = 0, device: torch.device = CPU) -> LoadedModel:
+    """The model a run starts from; for LoRA and QLoRA with a fresh adapter, drawn from `seed`."""
+    origin = checked_origin(config, cache)
+    model = load_frozen(origin, device, quantized=config.quantized)
+    if config.trains_adapters:
+        model = new_adapter(model, config.lora, seed)
+    return LoadedModel(model, _load_tokenizer(origin, model), origin)
+
+
+def checked_origin(config: ModelConfig, cache: Path) -> Origin:
+    """Where the weights lie, after every check that needs no weights."""
+    require_packages(config)
+    origin = locate(config, cache)
+    try:
+        require_fit(origin)
+    except _LOADING_ERRORS as error:
+        raise cannot_load(config, short_reason(error)) from None
+    require_usable_as_sft(origin)
+    return origin
+
+
+def load_frozen(origin: Origin, device: torch.device, *, quantized: bool) -> Any:
+    """Base weights with the SFT adapter in them, in 4 bits if asked; no adapter of ours yet."""
+    directory = origin.base if origin.sft_adapter is None else merged_base(origin)
+    model = _read_weights(origin.config, directory, device, quantized)
+    turn_off_dropout(model)
+    if not quantized:
+        return model
+    from peft import prepare_model_for_kbit_training
+
+    for module in model.modules():
+        # On CPUs with AVX512-BF16 the first forward in eval mode repacks the weights for a bfloat16 kernel without a
+        # backward: every gradient after it would be silently wrong.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    # Norms, embeddings and head in float32. Needed at every load: without it a reloaded adapter meets another model.
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def merged_base(origin: Origin) -> Path:
+    """The base with its SFT adapter merged, as a model directory in the cache; made once and shared by every run."""
+    assert origin.sft_adapter is not None
+    adapter, config = origin.sft_adapter, origin.config
+    key = content_key([origin.base_fingerprint, origin.sft_fingerprint, config.dtype], 24)
+
+    def build(directory: Path) -> None:
+        base = _read_weights(config, origin.base, CPU, quantized=False)
+        merged = attach_adapter(base, adapter).merge_and_unload(safe_merge=True)
+        merged.save_pretrained(directory, safe_serialization=True)
+
+    return build_once(origin.cache / "models" / f"merged-{key}", build)
+
+
+def _read_weights(config: ModelConfig, directory: Path, device: torch.device, quantized: bool) -> Any:
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # a sweep's screen is the ledger's
-    source = str(tiny_model_dir(config.name, cache)) if config.name in TINY_MODELS else config.name
-    shared: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "trust_remote_code": config.trust_remote_code}
+    if quantized:
+        options["quantization_config"] = _four_bit(config)
+    if device.type != "cpu":
+        options["device_map"] = {"": device}  # 4-bit weights are packed where they will stay
     try:
-        if source.startswith(("/", "./", "../")) and not Path(source).is_dir():  # a path is no hub id
-            raise FileNotFoundError("no such directory")
         read: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **shared
+            directory, use_safetensors=True, output_loading_info=True, **options
         )
         model, found = read
-        tokenizer = AutoTokenizer.from_pretrained(source, **shared)
         if found["missing_keys"]:  # transformers would fill them with random numbers and go on
             raise ValueError(f"weights missing: {', '.join(sorted(found['missing_keys'])[:3])}, …")
+    except _LOADING_ERRORS as error:
+        raise cannot_load(config, short_reason(error)) from None
+    return model
+
+
+def _four_bit(config: ModelConfig) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    quantization = config.quantization
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.kind,
+        bnb_4bit_use_double_quant=quantization.double_quant,
+        bnb_4bit_compute_dtype=getattr(torch, quantization.compute_dtype),
+    )
+
+
+def _load_tokenizer(origin: Origin, model: Any) -> Any:
+    """The SFT adapter's tokenizer if it brings one: it has the template the adapter was trained with."""
+    adapter = origin.sft_adapter
+    own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
+    tokenizer = read_tokenizer(origin.config, adapter if own and adapter else origin.base)
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        log.warning("%s: some of the tokenizer's %d tokens have no embedding", origin.config.origin, len(tokenizer))
+    return tokenizer
+
+
+def read_tokenizer(config: ModelConfig, directory: Path) -> Any:
+    """A tokenizer with words and a chat template; the config's template wins."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=config.trust_remote_code)
         if not tokenizer.encode("a"):
             raise ValueError("its tokenizer has no vocabulary")
-    except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:400]
-        raise ModelError(
-            f"model.name: cannot load {config.name!r}: {type(error).__name__}: {reason}",
-            fix=f"give an embedded model ({', '.join(TINY_MODELS)}), a local directory with safetensors weights, "
-            "or a hub id that is reachable or cached",
-        ) from None
+    except _LOADING_ERRORS as error:
+        raise cannot_load(config, short_reason(error)) from None
+    if config.chat_template:
+        tokenizer.chat_template = config.chat_template
     if not tokenizer.chat_template:
         raise ModelError(
-            f"model.name: the tokenizer of {config.name!r} has no chat template",
-            fix="save the tokenizer with a chat_template in its directory",
+            f"model.name: the tokenizer of {config.origin!r} has no chat template",
+            fix="give one as model.chat_template, as Jinja text or a file",
         )
-    turn_off_dropout(model)
-    return LoadedModel(model, tokenizer)
+    return tokenizer
 
 
 def turn_off_dropout(model: nn.Module) -> None:
@@ -77,7 +168,7 @@ def turn_off_dropout(model: nn.Module) -> None:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, shapes and bytes of the state dict."""
+    """SHA-256 over names, shapes and bytes of the state dict; for models that were not read from files."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

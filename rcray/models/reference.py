@@ -1,30 +1,37 @@
 """The reference model runs once: its likelihoods are computed per (weights, tokens) and shared by every run.
 
 One Parquet file per content key with sums and lengths of both answers. The key covers weights, tokenizer, template,
-data and lengths, because it hashes the weights and the token ids themselves. Building is guarded by a file lock and
-published whole; at every start a sample is checked against a live forward, and a damaged file is built again.
+data and lengths, because it hashes the weights and the token ids themselves. At every start a sample is checked
+against a live forward, and a damaged file is built again.
+
+The file is built from shards, each under a lock of its own: however many processes ask at once, on however many
+machines of a shared store, they divide the shards among themselves, and what a killed one finished stays.
 """
 
 import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from rcray.config import content_key
 from rcray.data.batch import collate
 from rcray.data.encode import EncodedPairs
+from rcray.models.adapters import adapters_off
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel
 from rcray.store import write_atomic
 
 log = logging.getLogger(__name__)
 
+SHARD = 2048  # pairs a process computes before it looks what is left
 _BATCH = 64  # pairs per forward
+_COLUMNS = ("sum_w", "sum_l", "n_w", "n_l")
 _SAMPLE = 4  # pairs checked live at every start
 _TOLERANCE = 1e-2  # nats on a summed log-likelihood: far above rounding, far below another model
 
@@ -43,15 +50,52 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
     """Reads the cached likelihoods of `data` under `loaded`, or computes and publishes them."""
     dtype = str(next(loaded.model.parameters()).dtype)
     path = cache / "reference" / f"{content_key([loaded.fingerprint, data.fingerprint(), dtype], 24)}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    found = _read(path, len(data.pairs))
+    if found is not None and _agrees(found, loaded, data, device):
+        return found
+    if found is not None:
+        log.warning("reference cache %s does not agree with a live forward; building it again", path.name)
+        path.unlink(missing_ok=True)
+    shards = path.with_suffix("") / "shards"
+    shards.mkdir(parents=True, exist_ok=True)
+    ranges = [range(i, min(i + SHARD, len(data.pairs))) for i in range(0, len(data.pairs), SHARD)]
+    while missing := [i for i, rows in enumerate(ranges) if _read(_shard(shards, i), len(rows)) is None]:
+        if (built := _read(path, len(data.pairs))) is not None:  # another process was faster
+            return built
+        taken = [_build_shard(_shard(shards, i), loaded, data, ranges[i], device, wait=False) for i in missing]
+        if not any(taken):  # all under way elsewhere: wait for the first, and take it over if its builder dies
+            _build_shard(_shard(shards, missing[0]), loaded, data, ranges[missing[0]], device, wait=True)
+    return _publish(path, shards, [len(rows) for rows in ranges])
+
+
+def _shard(directory: Path, number: int) -> Path:
+    return directory / f"{number:06d}.parquet"
+
+
+def _build_shard(
+    path: Path, loaded: LoadedModel, data: EncodedPairs, rows: range, device: torch.device, *, wait: bool
+) -> bool:
+    """Computes one shard unless another process holds it; False if it does."""
+    try:
+        with FileLock(f"{path}.lock", timeout=-1 if wait else 0):
+            if _read(path, len(rows)) is None:
+                _write(path, _forward(loaded, data, rows, device))
+    except Timeout:
+        return False
+    return True
+
+
+def _publish(path: Path, shards: Path, sizes: list[int]) -> ReferenceLogps:
+    """Joins the shards into the one file everybody reads."""
     with FileLock(f"{path}.lock"):
-        found = _read(path, len(data.pairs)) if path.exists() else None
-        if found is not None and not _agrees(found, loaded, data, device):
-            log.warning("reference cache %s does not agree with a live forward; building it again", path.name)
-            found = None
+        found = _read(path, sum(sizes))
         if found is None:
-            found = _forward(loaded, data, range(len(data.pairs)), device)
+            parts = [_read(_shard(shards, i), size) for i, size in enumerate(sizes)]
+            assert all(parts), "a shard vanished while its file was joined"
+            columns = [torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS]
+            found = ReferenceLogps(*columns)
             _write(path, found)
+        shutil.rmtree(shards.parent, ignore_errors=True)
     return found
 
 
@@ -59,7 +103,7 @@ def _forward(loaded: LoadedModel, data: EncodedPairs, index: range, device: torc
     parts = []
     training = loaded.model.training
     loaded.model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), adapters_off(loaded.model):  # of a LoRA run: the model its adapter starts from
         for start in range(0, len(index), _BATCH):
             batch = collate(data.pairs, index[start : start + _BATCH]).to(device)
             chosen, rejected = side_logps(loaded.model, batch.chosen), side_logps(loaded.model, batch.rejected)
@@ -69,12 +113,17 @@ def _forward(loaded: LoadedModel, data: EncodedPairs, index: range, device: torc
 
 
 def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
+    """Compares a sample with a live forward; another batch shape rounds differently, another model is far off."""
     stride = max(1, len(data.pairs) // _SAMPLE)
     index = range(0, len(data.pairs), stride)[:_SAMPLE]
     live = _forward(loaded, data, index, device)
     rows = list(index)
-    gap = torch.stack([found.sum_w[rows] - live.sum_w, found.sum_l[rows] - live.sum_l]).abs().max()
-    return bool(gap < _TOLERANCE)
+    exact = next(loaded.model.parameters()).dtype in (torch.float32, torch.float64)
+    relative = 1e-4 if exact else 2e-2
+    return all(
+        torch.allclose(getattr(found, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
+        for name in ("sum_w", "sum_l")
+    )
 
 
 def _write(path: Path, found: ReferenceLogps) -> None:
@@ -84,9 +133,14 @@ def _write(path: Path, found: ReferenceLogps) -> None:
 
 
 def _read(path: Path, rows: int) -> ReferenceLogps | None:
+    """The stored columns; None, with a warning, where the file is damaged, and without one where there is none."""
+    if not path.exists():
+        return None
     try:
         table = pq.read_table(path)
-        columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in ("sum_w", "sum_l", "n_w", "n_l")]
+        columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in _COLUMNS]
+    except FileNotFoundError:  # joined and removed by another process since
+        return None
     except (pa.ArrowException, OSError, KeyError) as error:
         log.warning("reference cache %s is damaged (%s); building it again", path.name, error)
         return None

@@ -5,23 +5,18 @@ a byte-level BPE tokenizer trained on the synthetic language and a short SFT on 
 other model directory, so the whole pipeline runs without a hub.
 """
 
-import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from rcray.config import content_key
+from rcray.config.model import TINY_NAMES
 from rcray.data import synthetic
 from rcray.data.encode import render
-
-log = logging.getLogger(__name__)
+from rcray.models.sources import build_once
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>{% endfor %}"
@@ -47,30 +42,23 @@ class Recipe:
     version: int = 1  # raised when the code below changes what it builds
 
 
-TINY_MODELS = {name: Recipe(name) for name in ("tiny-neox", "tiny-mistral", "tiny-qwen2")}
+TINY_MODELS = {name: Recipe(name, version=2 if name == "tiny-qwen2" else 1) for name in TINY_NAMES}
+
+#: transformers gives every Qwen2 model a Qwen2 tokenizer, which brings this token: it must have a row.
+_OF_THE_FAMILY = {"tiny-qwen2": ["<|endoftext|>"]}
 
 
 def tiny_model_dir(name: str, cache: Path) -> Path:
     """The directory of a tiny model; built on first use, by one process, and published whole."""
     recipe = TINY_MODELS[name]
     target = cache / "models" / f"{name}-{content_key(asdict(recipe))}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not target.is_dir():
-            log.info("building %s (once; cached in %s)", name, target)
-            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
-            try:
-                _build(recipe, temporary)
-                os.chmod(temporary, 0o755)  # mkdtemp's is private, and a store is shared
-                os.replace(temporary, target)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-    return target
+    return build_once(target, lambda directory: _build(recipe, directory))
 
 
 def _build(recipe: Recipe, target: Path) -> None:
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
     tokenizer = _train_tokenizer(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -89,7 +77,10 @@ def _train_tokenizer(recipe: Recipe) -> Any:
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
-        special_tokens=[PAD, END, "<|system|>", "<|user|>", "<|assistant|>"],
+        special_tokens=[
+            *(PAD, END, "<|system|>", "<|user|>", "<|assistant|>"),
+            *_OF_THE_FAMILY.get(recipe.architecture, ()),
+        ],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -26,7 +26,7 @@ class Entry:
     label: str
     status: str = "pending"
     step: int = 0
-    total_steps: int = 0
+    total_steps: int | None = 0  # None: known once the data is read
     seconds: float = 0.0
     in_band: float | None = None
     error: str = ""
@@ -97,10 +97,11 @@ class Ledger:
         for entry in self.entries.values():
             share = entry.step / entry.total_steps if entry.total_steps else 0.0
             full = round(share * _BAR)
+            total = "?" if entry.total_steps is None else entry.total_steps
             table.add_row(
                 Text(entry.label),
                 Text(entry.status, style=_COLOURS.get(entry.status, "red")),
-                f"{'━' * full}{'·' * (_BAR - full)} {entry.step}/{entry.total_steps}",
+                f"{'━' * full}{'·' * (_BAR - full)} {entry.step}/{total}",
                 "" if entry.in_band is None else f"{entry.in_band:.0%}",
                 f"{entry.seconds:.1f}" if entry.seconds else "",
                 entry.run_id,

@@ -1,7 +1,7 @@
 """Checkpoints: whole or absent, verified before use, the newest sound one wins.
 
     checkpoints/step-00000050/
-      model.safetensors   weights
+      model.safetensors   weights: all of them, or the adapters where only those are trained
       optimizer.pt        optimizer, scheduler and random state (tensors and numbers only)
       state.json          step, calibration averages, last probe, seconds so far
       manifest.json       size and SHA-256 of each file, written last
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_file, save_model
 
 from rcray.errors import CheckpointError
 from rcray.store import read_json, write_json
@@ -50,7 +50,7 @@ def save_checkpoint(
     target = directory / f"step-{progress.step:08d}"
     temporary = Path(tempfile.mkdtemp(dir=directory, prefix=".writing-"))
     try:
-        save_model(model, str(temporary / "model.safetensors"))
+        _save_weights(model, temporary / "model.safetensors")
         tensors = {
             "optimizer": optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
@@ -88,13 +88,44 @@ def restore_newest(directory: Path, model: Any, optimizer: torch.optim.Optimizer
         except CheckpointError as error:
             log.warning("%s; trying the one before", error.message)
             continue
-        load_model(model, str(path / "model.safetensors"))
+        _load_weights(model, path / "model.safetensors")
         tensors = torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
         optimizer.load_state_dict(tensors["optimizer"])
         scheduler.load_state_dict(tensors["scheduler"])
         torch.set_rng_state(tensors["random"])
         return Progress(**read_json(path / "state.json"))
     return None
+
+
+def _adapters(model: Any) -> dict[str, torch.Tensor] | None:
+    """The trainable tensors of a model that also has frozen ones; None where everything is trained."""
+    parameters = dict(model.named_parameters())
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    return None if len(trained) == len(parameters) else trained
+
+
+def _save_weights(model: Any, path: Path) -> None:
+    adapters = _adapters(model)
+    if adapters is None:
+        save_model(model, str(path))
+    else:
+        save_file({name: p.detach().contiguous() for name, p in adapters.items()}, path)
+
+
+def _load_weights(model: Any, path: Path) -> None:
+    adapters = _adapters(model)
+    if adapters is None:
+        load_model(model, str(path))
+        return
+    saved = load_file(path)
+    if {name: p.shape for name, p in saved.items()} != {name: p.shape for name, p in adapters.items()}:
+        raise CheckpointError(
+            f"checkpoint {path.parent.name}: its adapters are not those of this model",
+            fix="remove the run's checkpoints directory to start the run again",
+        )
+    with torch.no_grad():
+        for name, p in adapters.items():
+            p.copy_(saved[name])
 
 
 def verify(path: Path) -> None:

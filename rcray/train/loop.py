@@ -5,9 +5,7 @@ Its Ray touch points are numbered (1) to (4). Persistence is ours: Ray's report 
 
 import logging
 import math
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,12 +23,15 @@ from rcray.calibration import Calibrator, pathway_of, score_parameters
 from rcray.calibration.incentives import OneWorker, Reduce
 from rcray.config import RunConfig
 from rcray.data.batch import Batch, Schedule, collate
-from rcray.data.encode import EncodedPairs, encode_pairs
-from rcray.data.pairs import load_pairs
+from rcray.data.encoded import EncodedPairs
+from rcray.data.pairs import check_pairs
+from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
+from rcray.models.sources import publish_directory
+from rcray.models.trained import save_trained
 from rcray.objectives import build_objective
 from rcray.store import RunDir, Store, write_json
 from rcray.train.checkpoint import Progress, restore_newest, save_checkpoint
@@ -262,13 +263,12 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     torch.manual_seed(config.train.seed)
     if device.type == "cpu":
         torch.set_num_threads(max(1, int(config.execution.cpus_per_worker)))
-    loaded = load_model(config.model, job.store.cache)
-    loaded.model.to(device)
-    splits = load_pairs(config.data)
-    data = encode_pairs(splits.train, loaded.tokenizer, config.data)
-    held_out = encode_pairs(splits.held_out, loaded.tokenizer, config.data)
+    check_pairs(config.data)  # before any weights are read
+    loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device)
+    prepared = prepare_data(config.data, loaded.tokenizer, job.store.cache)
+    data, held_out = prepared.train, prepared.held_out
     probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs))))
-    schedule = Schedule.of(config, len(data.pairs))
+    schedule = Schedule.of(config, len(data.pairs), data.lengths)
     state = _step_state(job, loaded, data, schedule, device, workers)
     return Training(
         job, rank, workers, loaded, data, schedule, state, probe.to(device), Recorder(job.run.dynamics), Progress()
@@ -284,11 +284,12 @@ def _step_state(
     reference = live = None
     if config.needs_reference:
         if objective.params.traits.token_level:  # sums are not enough: keep the frozen model itself
-            live = load_model(config.model, job.store.cache).model.to(device).eval().requires_grad_(False)
+            live = loaded.model if config.model.trains_adapters else _frozen_copy(config, job.store, device)
         else:
             reference = reference_logps(loaded, data, job.store.cache, device)
     calibration, train = config.calibration, config.train
-    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=train.learning_rate, weight_decay=train.weight_decay)
+    trained = [p for p in loaded.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     )
@@ -309,6 +310,10 @@ def _step_state(
     )
 
 
+def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
+    return load_model(config.model, store.cache, device=device).model.eval().requires_grad_(False)
+
+
 def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, total: int) -> Callable[[int], float]:
     """The multiplier of the learning rate at each step: linear warm-up, then constant or cosine to zero."""
 
@@ -323,13 +328,5 @@ def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, t
 
 
 def publish_model(loaded: LoadedModel, target: Path) -> None:
-    """Saves model and tokenizer as one directory, whole or not at all."""
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".final-"))
-    try:
-        loaded.model.save_pretrained(temporary, safe_serialization=True)
-        loaded.tokenizer.save_pretrained(temporary)
-        shutil.rmtree(target, ignore_errors=True)
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    """Saves what was trained, tokenizer and adapter chain as one directory, whole or not at all."""
+    publish_directory(target, lambda directory: save_trained(loaded, directory))

@@ -33,6 +33,7 @@ from rcray.calibration import (
 from rcray.calibration.incentives import Incentives
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
+from rcray.models.adapters import adapters_off
 from rcray.models.likelihood import SideLogps, sequential_kl, side_logps
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import Objective, PairLogps, TokenLogps
@@ -56,7 +57,8 @@ class StepState:
     batch_size: int  # pairs per step, over all workers
     reduce: Reduce
     reference: ReferenceLogps | None = None  # cached sums, for objectives that need no more
-    live_reference: Any | None = None  # the frozen model itself, for token-level objectives
+    # For token-level objectives: the frozen model itself, or `model`, whose adapter is then switched off.
+    live_reference: Any | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -124,7 +126,7 @@ def _with_live_reference(
     state: StepState, batch: Batch, chosen: SideLogps, rejected: SideLogps, tokens: TokenLogps
 ) -> TokenLogps:
     needs_kl = chosen.log_probs is not None
-    with torch.no_grad():
+    with torch.no_grad(), adapters_off(state.live_reference):
         ref_w = side_logps(state.live_reference, batch.chosen, keep_distribution=needs_kl)
         ref_l = side_logps(state.live_reference, batch.rejected, keep_distribution=needs_kl)
     tokens = replace(tokens, ref_logp_w=ref_w.logp, ref_logp_l=ref_l.logp)

@@ -2,12 +2,13 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
 from rcray.config import build_run
-from rcray.data.batch import Schedule, collate
-from rcray.data.encode import EncodedPair
+from rcray.data.batch import Schedule, collate, padding_share
+from rcray.data.encode import EncodedPair, EncodedPairs, EncodeReport
 from rcray.errors import ConfigError
 
 EOS = 0  # the pad id of this test too
@@ -141,3 +142,72 @@ def test_too_few_usable_pairs_is_refused():
 def test_the_largest_seed_is_taken():
     config = build_run({"train": {"seed": 2**32 - 1}}, {}, "t")
     assert len(Schedule.of(config, 64).micro_batches(0)) == 4
+
+
+# -- bucketing by length
+
+MIXED = np.random.default_rng(0).integers(1, 200, size=(1003, 3))
+
+
+def bucketed(*, seed=1, micro=4, workers=1, pairs=1003):
+    settings = {"data": {"bucketing": "length"}, "train": {"batch_size": 12, "micro_batch_size": micro, "seed": seed}}
+    config = build_run({**settings, "train": {**settings["train"], "epochs": 2}}, {}, "t")
+    return Schedule.of(config, pairs, MIXED[:pairs])
+
+
+def test_buckets_hold_every_pair_at_most_once_an_epoch():
+    schedule = bucketed()
+    assert (schedule.steps_per_epoch, schedule.total_steps) == (83, 166)
+    for epoch in range(2):
+        rows = [row for step in steps(schedule)[83 * epoch : 83 * epoch + 83] for row in flat(step)]
+        assert len(set(rows)) == len(rows) == 996
+        assert set(rows) <= set(range(1003))
+
+
+def test_buckets_are_a_function_of_seed_and_step():
+    schedule = bucketed()
+    assert steps(bucketed()) == steps(schedule) != steps(bucketed(seed=2))
+    assert steps(schedule)[:83] != steps(schedule)[83:], "epochs differ"
+    assert bucketed().micro_batches(100) == schedule.micro_batches(100), "whatever steps came before"
+
+
+def test_buckets_are_shared_by_workers_without_overlap():
+    schedule = bucketed()
+    for step in range(0, schedule.total_steps, 7):
+        shares = [schedule.micro_batches(step, rank, 2) for rank in range(2)]
+        for i, rows in enumerate(schedule.micro_batches(step)):
+            assert sorted(shares[0][i] + shares[1][i]) == sorted(rows)
+            assert len(shares[0][i]) == len(shares[1][i]) == 2
+
+
+def test_the_pairs_of_a_bucketed_step_do_not_depend_on_the_micro_batch_size():
+    """It is no part of a run's identity where calibration is per step."""
+    for three, six in zip(steps(bucketed(micro=4)), steps(bucketed(micro=6)), strict=True):
+        assert sorted(flat(three)) == sorted(flat(six))
+
+
+def test_bucketing_lowers_padding_and_keeps_mixing():
+    plain = Schedule(pairs=1003, batch_size=12, micro_batch_size=4, epochs=2, seed=1)
+    schedule = bucketed()
+    before, after = padding_share(plain, MIXED), padding_share(schedule, MIXED)
+    assert 0.15 < after < 0.75 * before, (before, after)
+    means = [MIXED[flat(step)].sum(axis=1).mean() for step in steps(schedule)[:83]]
+    assert abs(np.corrcoef(means, range(83))[0, 1]) < 0.3, "long batches are not all at one end"
+    firsts = [MIXED[step[0]].sum() for step in steps(schedule)]
+    lasts = [MIXED[step[-1]].sum() for step in steps(schedule)]
+    assert abs(np.mean(firsts) / np.mean(lasts) - 1) < 0.05, "nor is a step always in ascending order"
+
+
+def test_padding_share_is_that_of_the_tensors():
+    encoded = EncodedPairs(PAIRS * 4, EncodeReport())
+    schedule = Schedule(pairs=12, batch_size=4, micro_batch_size=2, epochs=1, seed=0)
+    batches = [collate(encoded.pairs, rows) for step in steps(schedule) for rows in step]
+    sides = [side for batch in batches for side in (batch.chosen, batch.rejected)]
+    padded = sum(int((side.attention == 0).sum()) for side in sides)
+    assert padding_share(schedule, encoded.lengths) == pytest.approx(padded / sum(side.ids.numel() for side in sides))
+    assert padding_share(schedule, np.full((12, 3), 5)) == 0
+
+
+def test_equal_lengths_need_no_order():
+    same = Schedule(96, 12, 4, 1, 1, np.full(96, 7))
+    assert sorted(row for step in steps(same) for row in flat(step)) == list(range(96))

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from rcray.errors import CheckpointError
@@ -222,3 +223,47 @@ def test_the_optimizer_file_cannot_run_code(setup, tmp_path):
     with pytest.raises(Exception, match="eights"):
         Setup(1).restore(tmp_path)
     assert not (tmp_path / "made").exists()
+
+
+# -- adapters
+
+
+class Adapted(Setup):
+    """Only the last layer is trained, as with LoRA."""
+
+    def __init__(self, seed: int, width: int = 1):
+        super().__init__(seed)
+        torch.manual_seed(0)
+        self.model[0] = nn.Linear(6, 5).requires_grad_(False)  # the base is the same in every process
+        torch.manual_seed(seed)
+        self.model[2] = nn.Linear(5, width)
+        self.optimizer = torch.optim.AdamW(self.model[2].parameters(), 1e-2)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+
+
+def test_only_what_is_trained_is_saved_and_restored(tmp_path):
+    made = Adapted(0)
+    made.train(3)
+    path = made.save(tmp_path, 3)
+    assert set(load_file(path / "model.safetensors")) == {"2.weight", "2.bias"}
+    made.train(4)
+    other = Adapted(99)
+    assert other.restore(tmp_path).step == 3
+    other.train(4)
+    assert_same_state(made, other)
+
+
+def test_adapters_of_another_model_are_refused(tmp_path):
+    Adapted(0).save(tmp_path, 3)
+    with pytest.raises(CheckpointError, match="step-00000003: its adapters are not those of this model"):
+        Adapted(0, width=2).restore(tmp_path)
+
+
+def test_a_crash_while_saving_adapters_leaves_nothing(tmp_path, monkeypatch):
+    def die(*_args, **_kwargs):
+        raise Killed
+
+    monkeypatch.setattr(checkpoint, "save_file", die)
+    with pytest.raises(Killed):
+        Adapted(0).save(tmp_path, 3)
+    assert list(tmp_path.iterdir()) == []

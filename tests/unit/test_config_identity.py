@@ -17,8 +17,8 @@ def key(settings=None, **overrides) -> str:
 #: Fixed settings and their run_id. A change here means that every stored run is orphaned: raise SEMANTICS_VERSION
 #: or take the change back.
 GOLDEN = {
-    "47ed3ae146e2": {},
-    "69955f99e7b1": {"fidelity": "official", "objective": "simpo", "calibration": True, "train": {"seed": 7}},
+    "897569169aa0": {},
+    "544386ca38e1": {"fidelity": "official", "objective": "simpo", "calibration": True, "train": {"seed": 7}},
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rcray.config.data import DataConfig
 from rcray.data.encode import encode_pairs, render
-from rcray.data.pairs import Pair
+from rcray.data.pairs import Pair, Turn
 from rcray.errors import EXIT_USAGE, DataError
 
 WITH_SYSTEM = (
@@ -93,6 +93,106 @@ def test_a_generation_prompt_that_the_answer_does_not_repeat(make_tokenizer):
     assert_is_suffix(tokenizer, text, ids)
     assert tokenizer.decode(ids.prompt).endswith("<|assistant|>")
     assert tokenizer.decode(ids.chosen) == "yes<|end|>"
+
+
+# -- dialogues, with tokenizers saved and loaded as any user's
+
+#: As Mistral's: the answer follows a space, turns are trimmed, roles must alternate.
+ALTERNATING = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] | trim }} [/INST]{% else %} {{ m['content'] | trim }}<|end|>"
+    "{% endif %}{% endfor %}"
+)
+#: As templates that hide the thoughts of earlier answers: a turn is rendered by whether it is the last.
+REWRITING = (
+    "{% if messages[-1]['role'] == 'assistant' %}<|system|>answered{% else %}<|system|>open{% endif %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+DIALOGUE = (Turn("user", "what is it "), Turn("assistant", " a bird\n"), Turn("user", "are you sure"))
+
+
+@pytest.fixture
+def saved(make_tokenizer, tmp_path):
+    """Tokenizers as they come from disk, template included."""
+    from transformers import AutoTokenizer
+
+    def make(template):
+        make_tokenizer(template, ("what is it", "are you sure", "yes i am", " [/INST]")).save_pretrained(tmp_path)
+        return AutoTokenizer.from_pretrained(tmp_path)
+
+    return make
+
+
+def naive(tokenizer, answer):
+    """What many trainers do: the answer as a lone assistant turn."""
+    return tokenizer.apply_chat_template([{"role": "assistant", "content": answer}], return_dict=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [(WITH_SYSTEM, " yes i am<|end|>"), (STRIPPING, "yes i am<|end|>"), (ALTERNATING, " yes i am<|end|>")],
+    ids=["system block", "stripping", "alternating"],
+)
+def test_the_answer_to_a_dialogue_is_the_suffix(saved, template, end):
+    tokenizer = saved(template)
+    text = Pair("chat:1", DIALOGUE, " yes i am", "no i am not")
+    ids, report = encode_one(tokenizer, text)
+    assert_is_suffix(tokenizer, text, ids)
+    assert tokenizer.decode(ids.chosen) == end
+    assert tokenizer.decode(ids.prompt).count("a bird") == 1, "earlier answers are prompt"
+    assert (report.kept, report.realigned) == (1, [])
+
+
+def test_naive_tokenisation_is_wrong_where_ours_is_right(saved):
+    tokenizer = saved(WITH_SYSTEM)
+    ids, _ = encode_one(tokenizer, Pair("chat:1", DIALOGUE, "yes i am", "no"))
+    assert "You are helpful." in tokenizer.decode(naive(tokenizer, "yes i am")), "scored as part of every answer"
+    assert tokenizer.decode(ids.chosen) == "yes i am<|end|>"
+    assert tokenizer.decode(ids.prompt + ids.chosen).count("You are helpful.") == 1
+
+    tokenizer = saved(STRIPPING)
+    ids, _ = encode_one(tokenizer, Pair("chat:1", DIALOGUE, " yes i am\n", "no"))
+    alone = tokenizer(" yes i am\n<|end|>")["input_ids"]
+    assert list(ids.chosen) != alone, "the raw text has whitespace that the model never sees"
+    assert list(ids.prompt + ids.chosen) == render(tokenizer, DIALOGUE, "yes i am")
+
+    tokenizer = saved(ALTERNATING)
+    with pytest.raises(Exception, match="roles must alternate"):
+        naive(tokenizer, "yes i am")
+    assert encode_one(tokenizer, Pair("chat:1", DIALOGUE, "yes i am", "no"))[1].kept == 1
+
+
+def test_a_dialogue_that_the_template_refuses_is_counted(saved):
+    twice = (Turn("user", "what is it"), Turn("user", "are you sure"))
+    texts = [Pair("chat:1", twice, "yes", "no"), Pair("chat:2", DIALOGUE, "yes", "no")]
+    encoded = encode_pairs(texts, saved(ALTERNATING), LONG)
+    assert encoded.report.rows("dropped by template") == ["chat:1"]
+    assert encoded.report.first_reason() == "chat:1: the chat template refuses it: roles must alternate"
+    with pytest.raises(DataError, match="chat:1: the chat template refuses it"):
+        encode_pairs(texts, saved(ALTERNATING), DataConfig(bad_rows="fail"))
+
+
+def test_a_template_that_rewrites_the_prompt_has_no_suffix_to_score(saved):
+    """Cutting where the two part would score the whole dialogue as an answer."""
+    with pytest.raises(DataError, match=r"1 dropped by template \(chat:1\).*differently once it is answered"):
+        encode_pairs([Pair("chat:1", DIALOGUE, "yes", "no")], saved(REWRITING), LONG)
+
+
+def test_a_long_dialogue_keeps_its_end(saved):
+    tokenizer = saved(STRIPPING)
+    long = (*DIALOGUE[:2], Turn("user", "so " * 40 + "which is it"))
+    ids, report = encode_one(
+        tokenizer, Pair("chat:1", long, "yes", "no"), DataConfig(max_length=40, max_prompt_length=24)
+    )
+    assert report.truncated == ["chat:1"]
+    assert tokenizer.decode(ids.prompt).endswith("which is it<|end|><|assistant|>")
+    assert len(ids.prompt) == 24
+
+
+def test_plain_text_is_one_user_turn():
+    assert Pair("a", "hello", "x", "y") == Pair("a", (Turn("user", "hello"),), "x", "y")
 
 
 # -- truncation
@@ -199,6 +299,7 @@ def test_nothing_left_is_an_error_that_names_rows(tokenizer, texts):
     with pytest.raises(DataError) as caught:
         encode_pairs(texts, tokenizer, LONG)
     assert "no usable pair" in str(caught.value)
+    assert "the source has no row" in str(caught.value) or texts
     assert caught.value.exit_code == EXIT_USAGE
     for text in texts:
         assert text.row in str(caught.value)

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from rcray.config.data import DataConfig
+from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
 from rcray.data.encode import encode_pairs
 from rcray.data.pairs import load_pairs
 from rcray.models import reference
 from rcray.models.likelihood import body_of, has_plain_head, side_logps
-from rcray.models.load import LoadedModel
+from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
 
 CPU = torch.device("cpu")
@@ -196,3 +197,33 @@ def test_more_pairs_than_one_batch(neox, data, tmp_path, monkeypatch):
     parts = reference_logps(neox, data, tmp_path / "b", CPU)
     torch.testing.assert_close(parts.sum_w, whole.sum_w, rtol=0, atol=1e-4)
     assert torch.equal(parts.n_l, whole.n_l)
+
+
+# -- models with an adapter
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_of_a_trained_adapter_it_is_the_model_it_started_from(model_cache, data, tmp_path, method):
+    config = ModelConfig(name="tiny-neox", method=method)
+    before = load_model(config, model_cache)
+    fresh = reference_logps(before, data, tmp_path / "fresh", CPU)
+    after = load_model(config, model_cache)
+    with torch.no_grad():
+        for name, parameter in after.model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    moved = reference_logps(after, data, tmp_path / "moved", CPU)
+    assert same(fresh, moved)
+    assert [path.name for path in files(tmp_path / "fresh")] == [path.name for path in files(tmp_path / "moved")]
+    with torch.no_grad():
+        batch = collate(data.pairs, range(4))
+        assert (side_logps(after.model, batch.chosen).sums - moved.sum_w[:4]).abs().min() > 0.1, "it is on again"
+    assert all(p.requires_grad for name, p in after.model.named_parameters() if "lora_" in name)
+
+
+def test_full_and_lora_runs_share_one_file(neox, model_cache, data, tmp_path):
+    reference_logps(neox, data, tmp_path, CPU)
+    reference_logps(load_model(ModelConfig(name="tiny-neox", method="lora"), model_cache), data, tmp_path, CPU)
+    assert len(files(tmp_path)) == 1
+    reference_logps(load_model(ModelConfig(name="tiny-neox", method="qlora"), model_cache), data, tmp_path, CPU)
+    assert len(files(tmp_path)) == 2

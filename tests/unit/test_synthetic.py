@@ -75,10 +75,12 @@ def test_a_corrupted_word_is_another_word():
 
 def test_load_pairs_names_rows_and_keeps_splits_apart():
     splits = load_pairs(DataConfig(train_pairs=200, eval_pairs=100))
-    assert [pair.row for pair in splits.train[:2]] == ["train/0", "train/1"]
-    assert splits.held_out[-1].row == "held-out/99"
-    assert (len(splits.train), len(splits.held_out)) == (200, 100)
-    assert not {pair.prompt for pair in splits.train} & {pair.prompt for pair in splits.held_out}
+    train, held_out = list(splits.train), list(splits.held_out)
+    assert [pair.row for pair in train[:2]] == ["train/0", "train/1"]
+    assert held_out[-1].row == "held-out/99"
+    assert (len(train), len(held_out)) == (200, 100)
+    assert not {pair.prompt for pair in train} & {pair.prompt for pair in held_out}
+    assert list(splits.train) == train, "a split may be read again"
 
 
 def test_warm_up_mixes_right_and_flawed_answers_and_is_no_training_row():

@@ -1,0 +1,171 @@
+"""From a raw row to a pair: prompt, chosen, rejected as text or messages; UltraFeedback; Anthropic HH."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rcray.config.data import Columns, DataConfig
+from rcray.data.dialogue import ROLES, Pair, Skipped, Turn, as_turns, fault
+from rcray.data.rows import Row, Rows
+from rcray.errors import DataError, did_you_mean
+
+#: Raised when the same rows would be read as other pairs; part of the encoded cache's key.
+READER_VERSION = 1
+
+_SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+_HH_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+class RowFault(Exception):
+    """Why a row gives no pair."""
+
+    def __init__(self, kind: str, reason: str):
+        super().__init__(reason)
+        self.kind = kind
+
+
+def read_pairs(rows: Rows, config: DataConfig) -> Iterator[Pair | Skipped]:
+    """Every row as a pair, or as what is wrong with it; a table without the columns is refused at once."""
+    columns = config.columns
+    wanted = [columns.chosen, columns.rejected]
+    if config.name not in READERS:
+        wanted.append(columns.prompt)
+    _check_columns(rows, wanted[:2])
+    reader = READERS.get(config.name, read_columns)
+    for row in rows.read(wanted):
+        yield row if isinstance(row, Skipped) else _read(row, columns, reader)
+
+
+def _check_columns(rows: Rows, required: list[str]) -> None:
+    known = rows.columns
+    for name in required if known is not None else ():
+        if name not in (known or ()):
+            where = getattr(rows, "path", None) or getattr(rows, "title", "data.name")
+            raise DataError(f"{where}: no column {name!r}{did_you_mean(name, known or ())}", fix="set data.columns")
+
+
+def _read(row: Row, columns: Columns, reader: "Reader") -> Pair | Skipped:
+    try:
+        prompt, chosen, rejected = reader(row.values, columns)
+    except RowFault as error:
+        return Skipped(row.name, error.kind, str(error))
+    pair = Pair(row.name, prompt, chosen, rejected)
+    return fault(pair) or pair
+
+
+#: Prompt, chosen answer, rejected answer.
+Answers = tuple[tuple[Turn, ...], str, str]
+Reader = Callable[[dict[str, Any], Columns], Answers]
+
+
+def read_columns(values: dict[str, Any], columns: Columns) -> Answers:
+    """Prompt, chosen, rejected: text or message lists; the prompt may be the start that both lists share."""
+    chosen, rejected = (_value(values, name) for name in (columns.chosen, columns.rejected))
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        turns_w, turns_l = _turns(chosen, columns.chosen), _turns(rejected, columns.rejected)
+        if len(turns_w) == len(turns_l) == 1:  # answers alone
+            return _prompt(values, columns), _answer(turns_w), _answer(turns_l)
+        prompt, chosen, rejected = shared_prompt(turns_w, turns_l)
+        _check_prompt(values.get(columns.prompt), prompt, columns)
+        return prompt, chosen, rejected
+    return _prompt(values, columns), _text(chosen, columns.chosen), _text(rejected, columns.rejected)
+
+
+def read_ultrafeedback(values: dict[str, Any], columns: Columns) -> Answers:
+    """The prompt is the messages before the last answer; the `prompt` column repeats their first."""
+    sides = [_turns(_value(values, name), name) for name in ("chosen", "rejected")]
+    return shared_prompt(*sides)
+
+
+def read_hh(values: dict[str, Any], columns: Columns) -> Answers:
+    """Two transcripts that share all but their last answer."""
+    return shared_prompt(*(hh_turns(_text(_value(values, name), name), name) for name in ("chosen", "rejected")))
+
+
+READERS: dict[str, Reader] = {"ultrafeedback": read_ultrafeedback, "hh": read_hh}
+
+
+def hh_turns(text: str, side: str) -> tuple[Turn, ...]:
+    """Splits a transcript on its speakers; empty turns are left out."""
+    before, *parts = _SPEAKER.split(text)
+    if before.strip():
+        raise RowFault("dropped no dialogue", f"{side} opens with text of no speaker")
+    turns = (Turn(_HH_ROLES[who], what.strip()) for who, what in zip(parts[::2], parts[1::2], strict=True))
+    return tuple(turn for turn in turns if turn.content)
+
+
+def shared_prompt(chosen: tuple[Turn, ...], rejected: tuple[Turn, ...]) -> Answers:
+    """Both dialogues end on an answer, to the same turns."""
+    answers = _answer(chosen), _answer(rejected)
+    prompt = chosen[:-1]
+    if prompt != rejected[:-1]:
+        raise RowFault("dropped other prompt", "the turns before the last answer are not the same on both sides")
+    return _asks(prompt), *answers
+
+
+def _answer(turns: tuple[Turn, ...]) -> str:
+    if not turns or turns[-1].role != "assistant":
+        raise RowFault("dropped no answer", "the dialogue does not end on an assistant turn")
+    return turns[-1].content
+
+
+def _asks(prompt: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    if not prompt or prompt[-1].role != "user":
+        raise RowFault("dropped no dialogue", "no user turn stands before the answer")
+    return prompt
+
+
+def _prompt(values: dict[str, Any], columns: Columns) -> tuple[Turn, ...]:
+    value = _value(values, columns.prompt)
+    if isinstance(value, list):
+        return _asks(_turns(value, columns.prompt))
+    return as_turns(_text(value, columns.prompt))
+
+
+def _check_prompt(value: Any, prompt: tuple[Turn, ...], columns: Columns) -> None:
+    """A prompt column beside whole dialogues must say what they say."""
+    if value is None:
+        return
+    if isinstance(value, str):
+        agrees = any(turn.content == value for turn in prompt)
+    else:
+        agrees = isinstance(value, list) and _turns(value, columns.prompt) == prompt
+    if not agrees:
+        raise RowFault("dropped other prompt", f"{columns.prompt!r} is not the prompt that both dialogues share")
+
+
+def _value(values: dict[str, Any], name: str) -> Any:
+    if name not in values:
+        raise RowFault("dropped missing column", f"no column {name!r}; its columns: {', '.join(map(str, values))}")
+    if values[name] is None:
+        raise RowFault("dropped null", f"{name!r} is null")
+    return values[name]
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise RowFault("dropped not text", f"{name!r} is neither text nor messages like the other side: {_kind(value)}")
+    return value
+
+
+def _turns(value: Any, name: str) -> tuple[Turn, ...]:
+    if not isinstance(value, list):
+        raise RowFault("dropped not text", f"{name!r} is not a list of messages: {_kind(value)}")
+    return tuple(_turn(message, name) for message in value)
+
+
+def _turn(message: Any, name: str) -> Turn:
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        raise RowFault("dropped not text", f"{name!r} holds a message without role and content")
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        raise RowFault("dropped unknown role", f"{name!r} has the role {role!r}{did_you_mean(str(role), ROLES)}")
+    if content is None:
+        raise RowFault("dropped null", f"{name!r} has a message whose content is null")
+    if not isinstance(content, str):
+        raise RowFault("dropped not text", f"{name!r} has a message whose content is a {type(content).__name__}")
+    return Turn(role, content)
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"

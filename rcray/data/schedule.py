@@ -1,0 +1,109 @@
+"""Which pairs a step sees.
+
+The order is a function of (seed, epoch), so the position in the data is the step number: nothing else has to be
+saved to resume. A micro-batch is dealt out row by row to the workers; they never overlap.
+
+With bucketing by length, a window of shuffled pairs is sorted by length and cut into batches, and the batches are
+shuffled again: a batch is padded little, and long pairs do not come together in time.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rcray.config.schema import RunConfig
+from rcray.errors import ConfigError
+
+WINDOW_BATCHES = 64  # batches whose pairs are sorted together: more, less padding; fewer, more mixing
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order of pairs over a whole run."""
+
+    pairs: int
+    batch_size: int
+    micro_batch_size: int
+    epochs: int
+    seed: int
+    sizes: np.ndarray | None = field(default=None, repr=False, compare=False)  # [pairs] tokens; None: no bucketing
+    _kept: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, config: RunConfig, pairs: int, lengths: np.ndarray | None = None) -> "Schedule":
+        """The schedule of a run over the pairs that survived encoding; `lengths` as in EncodedPairs."""
+        if pairs < config.train.batch_size:
+            raise ConfigError(
+                f"train.batch_size {config.train.batch_size}: only {pairs} usable pairs, not one step would be made",
+                fix="lower train.batch_size or raise data.train_pairs",
+            )
+        train, sizes = config.train, None
+        if config.data.bucketing == "length":
+            if lengths is None:
+                raise ValueError("bucketing by length needs the lengths of the pairs")
+            sizes = lengths @ (2, 1, 1)  # the prompt is read on both sides
+        return cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass; the incomplete last one is left out."""
+        return self.pairs // self.batch_size
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.epochs * self.steps_per_epoch
+
+    def micro_batches(self, step: int, rank: int = 0, workers: int = 1) -> list[list[int]]:
+        """Positions of this worker's pairs in each micro-batch of a step, counting steps from 0."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        start = position * self.batch_size
+        rows = self._order(epoch)[start : start + self.batch_size].tolist()
+        micro = self.micro_batch_size
+        parts = [rows[i : i + micro][rank::workers] for i in range(0, self.batch_size, micro)]
+        if self.sizes is None:
+            return parts
+        # Sorted rows: without this, every step would go from short to long, and so would the calibrator's EMAs.
+        turned = torch.randperm(len(parts), generator=_generator(self.seed, epoch, 1 + position)).tolist()
+        return [parts[i] for i in turned]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """The rows of one epoch; kept, because every step of the epoch asks for them."""
+        if epoch not in self._kept:
+            self._kept.clear()
+            generator = _generator(self.seed, epoch)
+            order = torch.randperm(self.pairs, generator=generator).numpy()
+            if self.sizes is not None:
+                order = bucketed(
+                    order[: self.steps_per_epoch * self.batch_size], self.sizes, self.batch_size, generator
+                )
+            self._kept[epoch] = order
+        return self._kept[epoch]
+
+
+def _generator(seed: int, epoch: int, step: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_003 + epoch + step * 2_147_483_647)
+
+
+def bucketed(order: np.ndarray, sizes: np.ndarray, batch_size: int, generator: torch.Generator) -> np.ndarray:
+    """Sorts windows of a shuffled order by size, and shuffles the batches; `order` is whole batches."""
+    window = WINDOW_BATCHES * batch_size
+    starts = range(0, len(order), window)
+    parts = [order[i : i + window] for i in starts]
+    arranged = np.concatenate([part[np.argsort(sizes[part], kind="stable")] for part in parts])
+    turned = torch.randperm(len(order) // batch_size, generator=generator).numpy()
+    return arranged.reshape(-1, batch_size)[turned].reshape(-1)
+
+
+def padding_share(schedule: Schedule, lengths: np.ndarray, *, epoch: int = 0, workers: int = 1) -> float:
+    """Padded tokens over all tokens in the tensors of one epoch; `lengths` as in EncodedPairs."""
+    sides = lengths[:, :1] + lengths[:, 1:]  # [pairs, 2] prompt + chosen, prompt + rejected
+    real = padded = 0
+    first = epoch * schedule.steps_per_epoch
+    for step in range(first, first + schedule.steps_per_epoch):
+        for rank in range(workers):
+            for rows in schedule.micro_batches(step, rank, workers):
+                real += int(sides[rows].sum())
+                padded += int(sides[rows].max(axis=0).sum()) * len(rows)
+    return 1 - real / padded

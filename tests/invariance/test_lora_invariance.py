@@ -1,0 +1,97 @@
+"""Adapters: the same training, carried out differently, is the same training."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rcray.config import run_id
+from rcray.data.batch import collate
+from rcray.models.load import load_model
+from rcray.records import MACHINE_COLUMNS
+from rcray.store import Store
+from rcray.train.dynamics import read_dynamics
+from rcray.train.launch import launch
+from rcray.train.loop import Job, prepare
+from rcray.train.step import optimizer_step, pair_logps
+from tests.small_runs import small_config
+
+
+def adapted(method="lora", objective="dpo", **settings):
+    return small_config(
+        model={"method": method, "lora": {"r": 4, "alpha": 8}},
+        objective=objective,
+        calibration={"enabled": True, **settings.pop("calibration", {})},
+        train={"learning_rate": 1e-3, **settings.pop("train", {})},
+        **settings,
+    )
+
+
+def weights(store, config):
+    return load_file(store.run(run_id(config)).final / "adapter_model.safetensors")
+
+
+def records(store, config):
+    return read_dynamics(store.run(run_id(config)).dynamics).drop_columns(list(MACHINE_COLUMNS)).to_pandas()
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing in the loop may catch it."""
+
+
+@pytest.mark.parametrize(("method", "objective"), [("lora", "dpo"), ("lora", "tdpo"), ("qlora", "dpo")])
+def test_resumed_equals_uninterrupted_bit_for_bit(store, tmp_path, method, objective):
+    config = adapted(method, objective)
+    assert config.calibration.scores == "adapters"
+    launch(config, store)
+
+    other = Store.open(tmp_path / "interrupted")
+    (other.root / "cache").symlink_to(store.cache)
+    run = other.run(run_id(config))
+    for stop_at in (5, 7):
+
+        def kill(row, stop_at=stop_at):
+            if row["step"] == stop_at:
+                raise Killed
+
+        with pytest.raises(Killed):
+            launch(config, other, on_step=kill)
+        (newest,) = run.checkpoints.glob(f"step-{3 * (stop_at // 3):08d}")
+        assert all(".lora_" in name for name in load_file(newest / "model.safetensors")), "adapters alone"
+    launch(config, other)
+
+    expected, got = weights(store, config), weights(other, config)
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert any(tensor.abs().max() > 0 for name, tensor in expected.items() if "lora_B" in name)
+    assert records(store, config).equals(records(other, config))
+
+
+def test_eight_micro_batches_of_one_equal_one_of_eight(store, tmp_path):
+    results = []
+    for micro in (1, 8):
+        config = adapted(calibration={"granularity": "step"}, train={"micro_batch_size": micro})
+        place = Store.open(tmp_path / f"micro-{micro}")
+        (place.root / "cache").symlink_to(store.cache)
+        launch(config, place)
+        results.append(records(place, config))
+    for name in ("loss", "z_w", "log_r", "log_r_star", "rho", "log_alpha", "grad_norm"):
+        assert (results[0][name] - results[1][name]).abs().max() < 1e-3, name
+
+
+@pytest.mark.parametrize("objective", ["tdpo", "ti-dpo"])
+def test_the_disabled_adapter_is_the_frozen_copy(store, objective):
+    """The live reference of a LoRA run is the same model with its adapter off: no second copy, same numbers."""
+    config = adapted(objective=objective)
+    training = prepare(Job(config, store, run_id(config), "a"), 0, 1)
+    state = training.state
+    assert state.live_reference is state.model
+    batches = [collate(training.data.pairs, index) for index in training.schedule.micro_batches(0)]
+    for step in (1, 2):
+        optimizer_step(state, batches, 1, step)  # moves the adapter off zero
+    own = pair_logps(state, batches[0])
+    state.live_reference = load_model(config.model.model_copy(update={"method": "full"}), store.cache).model.eval()
+    copy = pair_logps(state, batches[0])
+    for name, value in vars(copy).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(own, name), value), name
+    assert own.ref_w is not None and not torch.equal(own.z_w, own.ref_w)
