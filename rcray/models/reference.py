@@ -10,7 +10,9 @@ machines of a shared store, they divide the shards among themselves, and what a 
 
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,47 +58,60 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
     if found is not None:
         log.warning("reference cache %s does not agree with a live forward; building it again", path.name)
         path.unlink(missing_ok=True)
-    shards = path.with_suffix("") / "shards"
-    shards.mkdir(parents=True, exist_ok=True)
     ranges = [range(i, min(i + SHARD, len(data.pairs))) for i in range(0, len(data.pairs), SHARD)]
-    while missing := [i for i, rows in enumerate(ranges) if _read(_shard(shards, i), len(rows)) is None]:
-        if (built := _read(path, len(data.pairs))) is not None:  # another process was faster
-            return built
-        taken = [_build_shard(_shard(shards, i), loaded, data, ranges[i], device, wait=False) for i in missing]
-        if not any(taken):  # all under way elsewhere: wait for the first, and take it over if its builder dies
-            _build_shard(_shard(shards, missing[0]), loaded, data, ranges[missing[0]], device, wait=True)
-    return _publish(path, shards, [len(rows) for rows in ranges])
+    build = _Build(path, ranges, partial(_forward, loaded, data, device=device))
+    build.locks.mkdir(parents=True, exist_ok=True)
+    while missing := build.missing():
+        if not any([build.shard(i, wait=False) for i in missing]):
+            build.shard(missing[0], wait=True)  # all under way elsewhere; taken over if its builder dies
+    return build.publish()
 
 
-def _shard(directory: Path, number: int) -> Path:
-    return directory / f"{number:06d}.parquet"
+@dataclass(frozen=True)
+class _Build:
+    """One file in the making: its shards, and the locks by which processes divide them."""
 
+    path: Path
+    ranges: list[range]
+    forward: Callable[[range], ReferenceLogps]
 
-def _build_shard(
-    path: Path, loaded: LoadedModel, data: EncodedPairs, rows: range, device: torch.device, *, wait: bool
-) -> bool:
-    """Computes one shard unless another process holds it; False if it does."""
-    try:
-        with FileLock(f"{path}.lock", timeout=-1 if wait else 0):
-            if _read(path, len(rows)) is None:
-                _write(path, _forward(loaded, data, rows, device))
-    except Timeout:
-        return False
-    return True
+    @property
+    def locks(self) -> Path:
+        return self.path.with_suffix(".locks")  # kept: whoever waits on a lock must find it
 
+    def part(self, number: int) -> Path:
+        return self.path.with_suffix(".shards") / f"{number:06d}.parquet"
 
-def _publish(path: Path, shards: Path, sizes: list[int]) -> ReferenceLogps:
-    """Joins the shards into the one file everybody reads."""
-    with FileLock(f"{path}.lock"):
-        found = _read(path, sum(sizes))
-        if found is None:
-            parts = [_read(_shard(shards, i), size) for i, size in enumerate(sizes)]
-            assert all(parts), "a shard vanished while its file was joined"
-            columns = [torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS]
-            found = ReferenceLogps(*columns)
-            _write(path, found)
-        shutil.rmtree(shards.parent, ignore_errors=True)
-    return found
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def missing(self) -> list[int]:
+        """Shards nobody has finished; none once the file itself is there."""
+        if _read(self.path, self.rows) is not None:
+            return []
+        return [i for i, rows in enumerate(self.ranges) if _read(self.part(i), len(rows)) is None]
+
+    def shard(self, number: int, *, wait: bool) -> bool:
+        """Computes one shard unless another process holds it; False if it does."""
+        try:
+            with FileLock(self.locks / f"{number:06d}", timeout=-1 if wait else 0):
+                if number in self.missing():
+                    _write(self.part(number), self.forward(self.ranges[number]))
+        except Timeout:
+            return False
+        return True
+
+    def publish(self) -> ReferenceLogps:
+        """Joins the shards into the one file everybody reads."""
+        with FileLock(self.locks / "publish"):
+            found = _read(self.path, self.rows)
+            if found is None:
+                parts = [_read(self.part(i), len(rows)) for i, rows in enumerate(self.ranges)]
+                found = ReferenceLogps(*(torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS))
+                _write(self.path, found)
+            shutil.rmtree(self.part(0).parent, ignore_errors=True)
+        return found
 
 
 def _forward(loaded: LoadedModel, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:

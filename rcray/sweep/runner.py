@@ -20,6 +20,7 @@ from rcray.errors import ConfigError
 from rcray.store import RunDir, Store, write_atomic, write_json
 from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import Ledger
+from rcray.sweep.references import build_references, shared_references
 from rcray.train.launch import is_finished, launch
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, options: SweepOptions) -> 
     name = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         at_once = concurrency(cells, ray.cluster_resources(), options.concurrency)
+        if references := shared_references(cells):
+            build_references(references, store, at_once)
         trial = tune.with_parameters(run_trial, store=store, stages=options.stages)
         tuner = tune.Tuner(
             tune.with_resources(trial, trial_resources),  # type: ignore[arg-type]  # a dict will do

@@ -227,3 +227,74 @@ def test_full_and_lora_runs_share_one_file(neox, model_cache, data, tmp_path):
     assert len(files(tmp_path)) == 1
     reference_logps(load_model(ModelConfig(name="tiny-neox", method="qlora"), model_cache), data, tmp_path, CPU)
     assert len(files(tmp_path)) == 2
+
+
+def test_processes_divide_the_shards_and_a_killed_ones_work_stays(neox, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(reference, "SHARD", 6)  # 20 pairs: three whole shards and a short one
+    expected = reference_logps(neox, data, tmp_path / "whole", CPU)
+    forward, rows = reference._forward, []
+
+    def dies_on_the_third(loaded, encoded, index, device):
+        if len(rows) == 2:
+            raise KeyboardInterrupt
+        rows.append(index)
+        return forward(loaded, encoded, index, device)
+
+    monkeypatch.setattr(reference, "_forward", dies_on_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        reference_logps(neox, data, tmp_path / "shared", CPU)
+
+    again, gate = [], threading.Barrier(2)
+
+    def counts(loaded, encoded, index, device):
+        again.append(index)
+        return forward(loaded, encoded, index, device)
+
+    monkeypatch.setattr(reference, "_forward", counts)
+    found = []
+
+    def work():
+        gate.wait()
+        found.append(reference_logps(neox, data, tmp_path / "shared", CPU))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(r.start for r in rows + again) == [0, 6, 12, 18], "every shard once, the finished ones not again"
+    assert len(found) == 2
+    assert same(found[0], expected) and same(found[1], expected)
+    assert not list((tmp_path / "shared" / "reference").glob("*.shards"))
+
+
+def test_sixteen_cells_of_one_grid_run_the_reference_once(tmp_path, model_cache, monkeypatch):
+    from rcray.config import Experiment
+    from rcray.store import Store
+    from rcray.sweep.grid import expand
+    from rcray.train.launch import launch
+
+    store = Store.open(tmp_path / "store")
+    store.cache.symlink_to(model_cache)
+    forward, pairs = reference._forward, []
+
+    def counts(loaded, encoded, index, device):
+        pairs.append(len(index))
+        return forward(loaded, encoded, index, device)
+
+    monkeypatch.setattr(reference, "_forward", counts)
+    experiment = Experiment(
+        name="sixteen",
+        run={"data": {"train_pairs": 17, "eval_pairs": 2}, "train": {"batch_size": 16, "micro_batch_size": 16}},
+        grid={
+            "objective": ["dpo", "ipo", "dil-bce", "kto"],
+            "calibration.enabled": [False, True],
+            "train.seed": [1, 2],
+        },
+    )
+    cells = expand(experiment)
+    assert len(cells) == 16
+    for cell in cells:
+        launch(cell.config, store)
+    assert [n for n in pairs if n == 17] == [17], "one build"
+    assert [n for n in pairs if n != 17] == [4] * 15, "every other cell checks its sample"

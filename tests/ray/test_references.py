@@ -1,0 +1,49 @@
+"""References as Ray tasks: computed once, divided among the workers of a real local cluster."""
+
+import pytest
+import torch
+
+import rcray.models.reference as reference
+from rcray.config import Experiment
+from rcray.data.prepare import prepare_data
+from rcray.models.load import load_model
+from rcray.sweep.grid import expand
+from rcray.sweep.references import build_references, shared_references
+from rcray.sweep.runner import connect
+
+pytestmark = pytest.mark.ray
+
+
+def cells(**run):
+    grid = {"objective": ["dpo", "cpo", "dil-bce"], "calibration.enabled": [False, True]}
+    return expand(Experiment(name="large", run=run, grid=grid))
+
+
+def test_only_large_references_have_a_stage_and_each_only_one():
+    assert shared_references(cells(data={"train_pairs": reference.SHARD})) == []
+    assert len(shared_references(cells(data={"train_pairs": reference.SHARD + 1}))) == 1
+
+
+def test_tasks_divide_the_work(store, monkeypatch):
+    import ray
+
+    (config,) = shared_references(cells(data={"train_pairs": reference.SHARD + 60, "eval_pairs": 4}))
+    connect(needs_dashboard=False)
+    try:
+        build_references([config], store, places=2)
+    finally:
+        ray.shutdown()
+    loaded = load_model(config.model, store.cache)
+    data = prepare_data(config.data, loaded.tokenizer, store.cache).train
+    forward, pairs = reference._forward, []
+
+    def counts(model, encoded, index, device):
+        pairs.append(len(index))
+        return forward(model, encoded, index, device)
+
+    monkeypatch.setattr(reference, "_forward", counts)
+    found = reference.reference_logps(loaded, data, store.cache, torch.device("cpu"))
+    assert len(found.sum_w) == reference.SHARD + 60
+    assert pairs == [4], "nothing was left to compute but the sample"
+    locks = {path.name for path in (store.cache / "reference").glob("*.locks/*")}
+    assert {"000000", "000001"} <= locks
