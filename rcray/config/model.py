@@ -174,6 +174,13 @@ class ModelConfig(Section):
         return text
 
     @property
+    def label(self) -> str:
+        """The name, with the method where it is not the one expected under that name."""
+        preset = MODEL_PRESETS.get(self.name)
+        usual = preset.model["method"] if preset else "full"
+        return self.name if self.method == usual else f"{self.name} ({self.method})"
+
+    @property
     def origin(self) -> str:
         """Where the base weights come from: a hub id, a directory, or an embedded model's name."""
         return self.source or self.name

@@ -180,7 +180,7 @@ class RunConfig(Section):
     def label(self) -> str:
         """A name a person can read, as in `tiny-neox · dpo · RC`."""
         rc = "RC" if self.calibration.enabled else "no RC"
-        return f"{self.model.name} · {self.objective.name} · {rc}"
+        return f"{self.model.label} · {self.objective.name} · {rc}"
 
     @property
     def total_steps(self) -> int | None:

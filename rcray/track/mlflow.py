@@ -83,6 +83,7 @@ def _find(client: MlflowClient, experiment_id: str, condition: str) -> Run | Non
 def _tags(config: RunConfig) -> dict[str, str]:
     return {
         "model": config.model.name,
+        "method": config.model.method,
         "objective": config.objective.name,
         "family": config.objective.traits.family,
         "rc": str(config.calibration.enabled).lower(),
