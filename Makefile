@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STORE ?= rcray-store
 
-.PHONY: help quickstart test lint bench clean
+.PHONY: help quickstart test test-slow lint bench clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
@@ -22,9 +22,12 @@ lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint  ## lint, then the whole test suite
-	$(BIN)/python -m pytest -n 2 -m "not ray"
-	$(BIN)/python -m pytest -m ray
+test: lint  ## lint, then the test suite
+	$(BIN)/python -m pytest -n 2 -m "not ray and not slow"
+	$(BIN)/python -m pytest -m "ray and not slow"
+
+test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray Train
+	$(BIN)/python -m pytest -m slow
 
 bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

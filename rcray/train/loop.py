@@ -5,6 +5,8 @@ Its Ray touch points are numbered (1) to (4). Persistence is ours: Ray's report 
 
 import logging
 import math
+import os
+import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -101,7 +103,8 @@ def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
         training.start()
         return training.run()
     except Exception as error:
-        record_failure(job.run, error, **_identity(job))
+        if not lost_a_peer(error):  # else the run did nothing wrong: Ray starts the group again
+            record_failure(job.run, error, **_identity(job))
         raise
     finally:
         lock.release()
@@ -120,6 +123,13 @@ def _device(job: Job) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda") if job.inside else ray.train.torch.get_device()
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another worker went away."""
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "by peer"))
 
 
 def record_failure(run: RunDir, error: BaseException, **identity: Any) -> None:
@@ -249,6 +259,8 @@ class Training:
             "tokens": progress.tokens,
             "in_band": progress.in_band_steps / progress.step if progress.step else None,
             "data": self.data.report.summary(),
+            "data_fingerprint": self.data.fingerprint(),
+            "writer": {"host": platform.node(), "pid": os.getpid()},
             "updated": time.time(),
         }
         write_json(self.job.run.status, content)

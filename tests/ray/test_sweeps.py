@@ -163,3 +163,33 @@ def test_an_objective_of_ones_own_runs_through_the_quickstart_grid(store):
     assert (without["log_alpha"] == 0).all()
     assert (with_rc["log_alpha"] < 0).all()  # the winner's pull is the stronger one, so it is reined in
     assert with_rc["slack"].mean() > without["slack"].mean()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_the_run_goes_on(store, tmp_path):
+    """SIGKILL of the worker that writes: Ray Train makes a new group, which resumes from the last checkpoint."""
+    settings = {**SMALL, "data": {"train_pairs": 640, "eval_pairs": 16}, "objective": "cpo", "calibration": True}
+    file = write_experiment(tmp_path / "small.yaml", run=settings)
+    key = expand(load_experiment(file))[0].run_id
+    status = store.run(key).read_status
+    command = [*RCRAY, "train", str(file), "--store", str(store.root)]
+    process = subprocess.Popen(
+        [*command, "--set", "execution.workers=2"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for(lambda: status().get("step", 0) >= 6, process)
+        first = status()["writer"]["pid"]
+        os.kill(first, signal.SIGKILL)
+        output = process.communicate(timeout=180)[0].decode()
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert status()["status"] == "ok"
+    assert status()["writer"]["pid"] != first
+    disturbed = read_dynamics(store.run(key).dynamics).to_pandas()
+    store.run(key).path.rename(tmp_path / "disturbed")
+    run(command)
+    undisturbed = read_dynamics(store.run(key).dynamics).to_pandas()
+    assert disturbed["step"].tolist() == list(range(1, 81))
+    for name in ("loss", "z_w", "log_r", "log_alpha", "grad_norm"):
+        assert (disturbed[name] - undisturbed[name]).abs().max() < 1e-3, name
