@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 
 from rcray.records import Pathway
 
+EDGE_ROUNDING = 1e-9  # nats: a ratio this close to an edge lies on it
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -147,6 +149,12 @@ def pathway_of(change_w: float, change_l: float) -> Pathway:
 
 
 def predicted_pathway(stats: Statistics) -> Pathway:
-    """The pathway the theorem predicts for an update with these statistics."""
+    """The pathway the theorem predicts for an update with these statistics.
+
+    A ratio clipped onto an edge of the band has a rate of exactly zero there; which way its last bit fell says nothing.
+    """
+    inside = stats.problem() is None and band(stats).slack(stats.log_r) >= -EDGE_ROUNDING
+    if inside:
+        return "reversed" if stats.reversed else "iii"
     predicted = rates(stats)
     return pathway_of(predicted.z_w, predicted.z_l)

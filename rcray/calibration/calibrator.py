@@ -21,13 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcray.calibration.band import Band, Statistics, band
+from rcray.calibration.band import EDGE_ROUNDING, Band, Statistics, band
 
 #: Bound of |log alpha|: alpha and 1/alpha stay below 3e17, so that a float32 or bfloat16 gradient times either holds.
 MAX_LOG_ALPHA = 40.0
 
-#: A slack this little below 0 is rounding: clipping puts the ratio exactly on an edge.
-EDGE_ROUNDING = 1e-9
 
 _SMOOTHED = ("log_d_w", "log_d_l", "log_s_w", "log_s_l")
 

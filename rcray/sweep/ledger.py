@@ -15,7 +15,6 @@ STATUSES = ("ok", "cached", "running", "pending", "failed", "oom", "degenerate")
 FINISHED = ("ok", "cached")
 UNSUCCESSFUL = ("failed", "oom", "degenerate")
 _COLOURS = {"ok": "green", "cached": "cyan", "running": "yellow", "pending": "dim", "degenerate": "magenta"}
-_BAR = 3  # characters: the whole table fits 80 columns
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,16 @@ class Ledger:
         )
         table.add_column("cell", no_wrap=True)
         table.add_column("status", no_wrap=True)
-        table.add_column("progress", no_wrap=True)
+        table.add_column("step", justify="right", no_wrap=True)
         table.add_column("band", justify="right", no_wrap=True)
         table.add_column("s", justify="right", no_wrap=True)
         table.add_column("run", no_wrap=True)
         for entry in self.entries.values():
-            share = entry.step / entry.total_steps if entry.total_steps else 0.0
-            full = round(share * _BAR)
             total = "?" if entry.total_steps is None else entry.total_steps
             table.add_row(
                 Text(entry.label),
                 Text(entry.status, style=_COLOURS.get(entry.status, "red")),
-                f"{'━' * full}{'·' * (_BAR - full)} {entry.step}/{total}",
+                f"{entry.step}/{total}",
                 "" if entry.in_band is None else f"{entry.in_band:.0%}",
                 f"{entry.seconds:.1f}" if entry.seconds else "",
                 entry.run_id,

@@ -1,6 +1,7 @@
 """The disentanglement band against the theorem, with score vectors written out (paper, section 3.2)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -213,3 +214,17 @@ def test_signs_survive_incentives_no_float_can_hold(log_scale):
 )  # fmt: skip
 def test_pathways_by_the_signs_of_the_changes(changes, pathway):
     assert pathway_of(*changes) == pathway
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.3, 0.77, 0.999])
+@pytest.mark.parametrize("edge", ["lower", "upper"])
+def test_a_ratio_clipped_onto_an_edge_is_inside_whatever_its_last_bit(edge, rho):
+    """At the edge one rate is zero (Table 2: >= 0 and <= 0); rounding to either side must not flip the pathway."""
+    for log_s_w in (-3.1, 0.0, 7.7):
+        stats = Statistics(0.0, 0.0, 1, 1, log_s_w, 0.4, rho)
+        target = getattr(band(stats), edge)
+        for nudge in (-1e-15, 0.0, 1e-15):
+            clipped = replace(stats, log_d_w=target + nudge)
+            assert predicted_pathway(clipped) == "iii"
+        outside = target + (-1e-3 if edge == "lower" else 1e-3)
+        assert predicted_pathway(replace(stats, log_d_w=outside)) == ("ii" if edge == "lower" else "i")
