@@ -10,8 +10,9 @@ help:  ## this list
 
 # One stamp for the environment: re-made when the dependencies change.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing into $(VENV) (a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 quickstart: $(VENV)/.installed  ## install, run the embedded sweep, write tables, figures and report.html

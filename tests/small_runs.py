@@ -1,6 +1,12 @@
 """Runs of a few steps on the tiny model."""
 
-from rcray.config import RunConfig
+from collections.abc import Callable
+from typing import Any
+
+from rcray.config import RunConfig, run_id
+from rcray.records import MACHINE_COLUMNS
+from rcray.store import Store
+from rcray.train.dynamics import read_dynamics
 
 SMALL = {
     "data": {"train_pairs": 64, "eval_pairs": 16},
@@ -21,3 +27,22 @@ def small_config(**settings: object) -> RunConfig:
     for name, value in settings.items():
         content[name] = {**content.get(name, {}), **value} if isinstance(value, dict) else value
     return RunConfig.model_validate(content)
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing in the loop may catch it."""
+
+
+def kill_at(step: int) -> Callable[[dict[str, Any]], None]:
+    """An `on_step` that ends the run right after that step."""
+
+    def kill(row: dict[str, Any]) -> None:
+        if row["step"] == step:
+            raise Killed
+
+    return kill
+
+
+def records(store: Store, config: RunConfig) -> Any:
+    """All step records of a run, without what measures the machine."""
+    return read_dynamics(store.run(run_id(config)).dynamics).drop_columns(list(MACHINE_COLUMNS)).to_pandas()

@@ -7,13 +7,11 @@ from safetensors.torch import load_file
 from rcray.config import run_id
 from rcray.data.batch import collate
 from rcray.models.load import load_model
-from rcray.records import MACHINE_COLUMNS
 from rcray.store import Store
-from rcray.train.dynamics import read_dynamics
 from rcray.train.launch import launch
 from rcray.train.loop import Job, prepare
 from rcray.train.step import optimizer_step, pair_logps
-from tests.small_runs import small_config
+from tests.small_runs import Killed, kill_at, records, small_config
 
 
 def adapted(method="lora", objective="dpo", **settings):
@@ -30,14 +28,6 @@ def weights(store, config):
     return load_file(store.run(run_id(config)).final / "adapter_model.safetensors")
 
 
-def records(store, config):
-    return read_dynamics(store.run(run_id(config)).dynamics).drop_columns(list(MACHINE_COLUMNS)).to_pandas()
-
-
-class Killed(BaseException):
-    """Stands for a signal: nothing in the loop may catch it."""
-
-
 @pytest.mark.parametrize(("method", "objective"), [("lora", "dpo"), ("lora", "tdpo"), ("qlora", "dpo")])
 def test_resumed_equals_uninterrupted_bit_for_bit(store, tmp_path, method, objective):
     config = adapted(method, objective)
@@ -48,13 +38,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(store, tmp_path, method, objec
     (other.root / "cache").symlink_to(store.cache)
     run = other.run(run_id(config))
     for stop_at in (5, 7):
-
-        def kill(row, stop_at=stop_at):
-            if row["step"] == stop_at:
-                raise Killed
-
         with pytest.raises(Killed):
-            launch(config, other, on_step=kill)
+            launch(config, other, on_step=kill_at(stop_at))
         (newest,) = run.checkpoints.glob(f"step-{3 * (stop_at // 3):08d}")
         assert all(".lora_" in name for name in load_file(newest / "model.safetensors")), "adapters alone"
     launch(config, other)

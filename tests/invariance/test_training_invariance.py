@@ -9,24 +9,14 @@ from rcray.config import run_id
 from rcray.data.batch import collate
 from rcray.models.likelihood import side_logps
 from rcray.objectives import PairLogps, build_objective
-from rcray.records import MACHINE_COLUMNS
 from rcray.store import Store
-from rcray.train.dynamics import read_dynamics
 from rcray.train.launch import launch
 from rcray.train.loop import Job, prepare
-from tests.small_runs import small_config
+from tests.small_runs import Killed, kill_at, records, small_config
 
 
 def weights(store, config):
     return load_file(store.run(run_id(config)).final / "model.safetensors")
-
-
-def records(store, config):
-    return read_dynamics(store.run(run_id(config)).dynamics).drop_columns(list(MACHINE_COLUMNS)).to_pandas()
-
-
-class Killed(BaseException):
-    """Stands for a signal: nothing in the loop may catch it."""
 
 
 @pytest.mark.parametrize("objective", ["cpo", "dil-bce", "ti-dpo", "tdpo"])
@@ -37,13 +27,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(store, tmp_path, model_cache, 
     other = Store.open(tmp_path / "interrupted")
     (other.root / "cache").symlink_to(store.cache)
     for stop_at in (5, 7):
-
-        def kill(row, stop_at=stop_at):
-            if row["step"] == stop_at:
-                raise Killed
-
         with pytest.raises(Killed):
-            launch(config, other, on_step=kill)
+            launch(config, other, on_step=kill_at(stop_at))
         assert other.run(run_id(config)).read_status()["step"] == 3 * (stop_at // 3)
     launch(config, other)
 

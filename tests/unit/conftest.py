@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rcray.config.model import ModelConfig
 from rcray.models import tiny
@@ -16,15 +15,6 @@ TAGGED = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    """The tensors are tiny: a second thread only waits for the first, and for the tests running beside it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
