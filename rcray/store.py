@@ -15,7 +15,9 @@ STORE/
 
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,21 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def publish_directory(target: Path, build: Callable[[Path], None]) -> None:
+    """Fills a directory beside its place and moves it there, whole or not at all; an old one is moved aside first."""
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
+    try:
+        build(temporary)
+        os.chmod(temporary, 0o755)  # mkdtemp's is private, and a store is shared
+        if target.exists():  # whoever has it open or mapped keeps the old files
+            aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".old-"))
+            os.replace(target, aside / target.name)
+            shutil.rmtree(aside, ignore_errors=True)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -98,11 +98,14 @@ def attach_sketch(head: nn.Module, columns: int = SKETCH_COLUMNS, seed: int = 0)
 
 def plain_scores(z_w: Tensor, z_l: Tensor, parameters: Sequence[Tensor]) -> tuple[Gradients, Gradients]:
     """Gradients of sum z_w and of sum z_l; the graph is kept for the backward that follows."""
-    sides = []
-    for z in (z_w, z_l):
-        grads = torch.autograd.grad(z.sum(), parameters, retain_graph=True, allow_unused=True)
-        sides.append([torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)])
-    return sides[0], sides[1]
+    w, l = (branch_gradients(z, parameters, torch.ones_like(z), keep_graph=True) for z in (z_w, z_l))  # noqa: E741
+    return w, l
+
+
+def branch_gradients(z: Tensor, parameters: Sequence[Tensor], seed: Tensor, *, keep_graph: bool = False) -> Gradients:
+    """Gradient of sum(seed z) in every parameter; zero where z does not depend on one."""
+    grads = torch.autograd.grad(z, parameters, seed, retain_graph=keep_graph, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
 
 
 def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = None, *, pairs: int) -> Scores:

@@ -10,9 +10,6 @@ process builds; a directory appears whole by one rename. A damaged one is found 
 
 import json
 import logging
-import os
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from rcray.data.pairs import HELD_OUT, TRAIN, PairSplits, load_pairs
 from rcray.data.readers import READER_VERSION
 from rcray.data.rows import file_digest
 from rcray.errors import DataError, StoreError
-from rcray.store import read_json, write_json
+from rcray.store import publish_directory, read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +55,7 @@ def prepare_data(config: DataConfig, tokenizer: Any, cache: Path) -> PreparedDat
                 return _open(target)
             except _Damaged as damage:
                 log.warning("encoded data %s is damaged (%s); building it again", target.name, damage)
-        _build(target, splits, tokenizer, config)
+        publish_directory(target, lambda directory: _build(directory, splits, tokenizer, config))
         return _open(target)
 
 
@@ -79,28 +76,22 @@ def tokenizer_key(tokenizer: Any) -> str:
     return content_key([core, special, tokenizer.chat_template], 64)
 
 
-def _build(target: Path, splits: PairSplits, tokenizer: Any, config: DataConfig) -> None:
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
-    try:
-        parts = ((TRAIN, splits.train, config.train_pairs), (HELD_OUT, splits.held_out, config.eval_pairs))
-        manifest: dict[str, Any] = {"splits": {}}
-        for name, items, limit in parts:
-            report = EncodeReport(asked=limit)
-            digest = _write_split(temporary / name, items, tokenizer, config, report)
-            require(report, f"data.name: {config.name}: {name}", _LEAST[name])
-            if any(kind.startswith("dropped") for kind in report.kinds):
-                log.warning("%s, %s: %s", config.name, name, report.summary())
-            manifest["splits"][name] = {"digest": digest, **_report_content(report)}
-        manifest["files"] = {
-            str(path.relative_to(temporary)): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-            for path in sorted(temporary.rglob("*"))
-            if path.is_file()
-        }
-        write_json(temporary / "manifest.json", manifest)
-        os.chmod(temporary, 0o755)  # mkdtemp's is private, and a store is shared
-        _publish(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _build(directory: Path, splits: PairSplits, tokenizer: Any, config: DataConfig) -> None:
+    parts = ((TRAIN, splits.train, config.train_pairs), (HELD_OUT, splits.held_out, config.eval_pairs))
+    manifest: dict[str, Any] = {"splits": {}}
+    for name, items, limit in parts:
+        report = EncodeReport(asked=limit)
+        digest = _write_split(directory / name, items, tokenizer, config, report)
+        require(report, f"data.name: {config.name}: {name}", _LEAST[name])
+        if any(kind.startswith("dropped") for kind in report.kinds):
+            log.warning("%s, %s: %s", config.name, name, report.summary())
+        manifest["splits"][name] = {"digest": digest, **_report_content(report)}
+    manifest["files"] = {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+    write_json(directory / "manifest.json", manifest)
 
 
 def _write_split(directory: Path, items: Any, tokenizer: Any, config: DataConfig, report: EncodeReport) -> str:
@@ -113,14 +104,6 @@ def _write_split(directory: Path, items: Any, tokenizer: Any, config: DataConfig
         report.log = None
         digest = writer.close()
     return digest
-
-
-def _publish(temporary: Path, target: Path) -> None:
-    if target.exists():  # a damaged one; whoever has it mapped keeps the old files
-        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".damaged-"))
-        os.replace(target, aside / target.name)
-        shutil.rmtree(aside, ignore_errors=True)
-    os.replace(temporary, target)
 
 
 def _open(target: Path) -> PreparedData:

@@ -11,19 +11,15 @@ import numpy as np
 import torch
 
 from rcray.config import RunConfig, run_id
-from rcray.data.batch import collate
-from rcray.data.encoded import EncodedPairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError
-from rcray.models.likelihood import side_logps
 from rcray.models.load import load_model
-from rcray.models.reference import reference_logps
+from rcray.models.reference import answer_logps, reference_logps
 from rcray.models.trained import load_trained
 from rcray.store import Store, read_json, write_json
 
 BENCHMARK = "preference"
 _RESAMPLES = 1000
-_BATCH = 64  # pairs per forward
 
 
 def evaluate_run(config: RunConfig, store: Store) -> dict[str, Any]:
@@ -39,26 +35,13 @@ def evaluate_run(config: RunConfig, store: Store) -> dict[str, Any]:
     reference = reference_logps(base, data, store.cache, device)
     del base  # one model at a time on the device
     trained = load_trained(run.final, store.cache, device=device).model
-    z_w, z_l = answer_logps(trained, data, device)
-    shift_w, shift_l = z_w - reference.sum_w, z_l - reference.sum_l
+    found = answer_logps(trained, data, range(len(data.pairs)), device)
+    shift_w, shift_l = found.sum_w - reference.sum_w, found.sum_l - reference.sum_l
     if config.likelihood == "mean":
         shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
     content = {"rows": [*rows, *preference_rows(shift_w.numpy(), shift_l.numpy())]}
     write_json(run.evaluation, content)
     return content
-
-
-def answer_logps(model: Any, data: EncodedPairs, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed log-likelihoods of the chosen and rejected answers, [pairs], float64."""
-    model.eval()
-    parts = []
-    with torch.no_grad():
-        for start in range(0, len(data.pairs), _BATCH):
-            batch = collate(data.pairs, range(start, min(start + _BATCH, len(data.pairs)))).to(device)
-            sides = [side_logps(model, side).sums for side in (batch.chosen, batch.rejected)]
-            parts.append(torch.stack(sides).double().cpu())
-    z_w, z_l = torch.cat(parts, dim=1)
-    return z_w, z_l
 
 
 def preference_rows(shift_w: np.ndarray, shift_l: np.ndarray) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,15 +116,21 @@ class _Build:
 
 
 def _forward(loaded: LoadedModel, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:
+    with adapters_off(loaded.model):  # of a LoRA run: the model its adapter starts from
+        return answer_logps(loaded.model, data, index, device)
+
+
+def answer_logps(model: Any, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:
+    """Likelihoods of the answers at `index` under any model, in batches, without a graph."""
     parts = []
-    training = loaded.model.training
-    loaded.model.eval()
-    with torch.no_grad(), adapters_off(loaded.model):  # of a LoRA run: the model its adapter starts from
+    training = model.training
+    model.eval()
+    with torch.no_grad():
         for start in range(0, len(index), _BATCH):
             batch = collate(data.pairs, index[start : start + _BATCH]).to(device)
-            chosen, rejected = side_logps(loaded.model, batch.chosen), side_logps(loaded.model, batch.rejected)
+            chosen, rejected = side_logps(model, batch.chosen), side_logps(model, batch.rejected)
             parts.append(torch.stack([chosen.sums, rejected.sums, chosen.lengths, rejected.lengths]).double().cpu())
-    loaded.model.train(training)
+    model.train(training)
     return ReferenceLogps(*torch.cat(parts, dim=1))
 
 

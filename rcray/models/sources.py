@@ -8,9 +8,6 @@ import hashlib
 import json
 import logging
 import mmap
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +19,7 @@ from filelock import FileLock
 from rcray.config import content_key
 from rcray.config.model import TINY_NAMES, ModelConfig
 from rcray.errors import ModelError
-from rcray.store import write_atomic
+from rcray.store import publish_directory, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -202,15 +199,3 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
                 log.info("building %s (once; cached in %s)", target.name, target)
                 publish_directory(target, build)
     return target
-
-
-def publish_directory(target: Path, build: Callable[[Path], None]) -> None:
-    """Fills a directory beside its place and moves it there: whole or not at all."""
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
-    try:
-        build(temporary)
-        os.chmod(temporary, 0o755)  # mkdtemp's is private, and a store is shared
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -32,10 +32,9 @@ from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
-from rcray.models.sources import publish_directory
 from rcray.models.trained import save_trained
 from rcray.objectives import build_objective
-from rcray.store import RunDir, Store, write_json
+from rcray.store import RunDir, Store, publish_directory, write_json
 from rcray.train.checkpoint import Progress, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder
 from rcray.train.step import StepState, optimizer_step

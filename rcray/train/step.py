@@ -12,7 +12,8 @@ All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from rcray.calibration import (
     summarise,
 )
 from rcray.calibration.incentives import Incentives
+from rcray.calibration.scores import branch_gradients
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
 from rcray.models.adapters import adapters_off
@@ -60,7 +62,7 @@ class StepState:
     # For token-level objectives: the frozen model itself, or `model`, whose adapter is then switched off.
     live_reference: Any | None = None
 
-    @property
+    @cached_property
     def parameters(self) -> list[nn.Parameter]:
         """What is trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -70,10 +72,11 @@ class StepState:
 class Window:
     """Sums over the micro-batches of one window, on this worker."""
 
-    found: list[Incentives]
-    scores_w: Gradients
-    scores_l: Gradients
     pairs: int  # over all workers
+    found: list[Incentives] = field(default_factory=list)
+    scores_w: Gradients = field(default_factory=list)
+    scores_l: Gradients = field(default_factory=list)
+    recorded: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.float64))
 
 
 def optimizer_step(state: StepState, batches: Sequence[Batch], workers: int, step: int) -> dict[str, Any]:
@@ -83,13 +86,11 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], workers: int, ste
     calibrating = state.calibrator is not None
     windows = [[b] for b in batches] if state.per_micro_batch else [list(batches)]
     decisions, sums = [], torch.zeros(6, dtype=torch.float64)
-    for window in windows:
-        if calibrating and len(window) > 1:
-            decision, part = _calibrate_over_many(state, window, workers, step)
-        else:
-            decision, part = _calibrate_at_once(state, window, workers, step)
-        decisions.append(decision)
-        sums += part
+    for part in windows:
+        window = Window(sum(len(batch.index) for batch in part) * workers)
+        backward = _calibrate_over_many if calibrating and len(part) > 1 else _calibrate_at_once
+        decisions.append(backward(state, part, window, step))
+        sums += window.recorded
 
     for parameter in state.parameters:
         if parameter.grad is not None:
@@ -144,12 +145,16 @@ def loss_and_seeds(objective: Objective, pairs: PairLogps) -> tuple[Tensor, Tens
     return loss.detach(), zero if seed_w is None else seed_w, zero if seed_l is None else seed_l
 
 
-def _measure(state: StepState, batch: Batch, pairs: PairLogps, window: Window) -> None:
-    """Adds a micro-batch's incentives and head scores to its window."""
+def _take_in(state: StepState, batch: Batch, window: Window, step: int) -> tuple[PairLogps, Tensor, Tensor]:
+    """A micro-batch's likelihoods and the seeds of its backward; its incentives and scores join the window."""
+    pairs = pair_logps(state, batch)
+    loss, seed_w, seed_l = loss_and_seeds(state.objective, pairs)
+    window.recorded += _sums(state, batch, pairs, loss, step)
     window.found.append(incentives(state.objective, pairs))
     scores_w, scores_l = plain_scores(pairs.z_w, pairs.z_l, state.score_parameters)
     _add(window.scores_w, scores_w)
     _add(window.scores_l, scores_l)
+    return pairs, seed_w, seed_l
 
 
 def _decide(state: StepState, window: Window) -> Calibration:
@@ -159,49 +164,32 @@ def _decide(state: StepState, window: Window) -> Calibration:
     return state.calibrator.update(stats) if state.calibrator else observe(stats)
 
 
-def _calibrate_at_once(
-    state: StepState, batches: Sequence[Batch], workers: int, step: int
-) -> tuple[Calibration, Tensor]:
+def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Calibration:
     """A window whose alpha is known before its backward: one micro-batch, or no calibration at all."""
-    window = Window([], [], [], sum(len(b.index) for b in batches) * workers)
-    sums = torch.zeros(6, dtype=torch.float64)
     decision = None
     for batch in batches:
-        pairs = pair_logps(state, batch)
-        loss, seed_w, seed_l = loss_and_seeds(state.objective, pairs)
-        sums += _sums(state, batch, pairs, loss, step)
-        _measure(state, batch, pairs, window)
+        pairs, seed_w, seed_l = _take_in(state, batch, window, step)
         alpha = 1.0
         if state.calibrator is not None:
             decision = _decide(state, window)
             alpha = decision.alpha
         scale = 1 / state.batch_size
         torch.autograd.backward([pairs.z_w, pairs.z_l], [seed_w * (alpha * scale), seed_l * (scale / alpha)])
-    return decision or _decide(state, window), sums
+    return decision or _decide(state, window)
 
 
-def _calibrate_over_many(
-    state: StepState, batches: Sequence[Batch], workers: int, step: int
-) -> tuple[Calibration, Tensor]:
+def _calibrate_over_many(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Calibration:
     """A window of several micro-batches: both branches are kept until alpha is known."""
-    window = Window([], [], [], sum(len(b.index) for b in batches) * workers)
-    sums = torch.zeros(6, dtype=torch.float64)
     branch_w: Gradients = []
     branch_l: Gradients = []
     for batch in batches:
-        pairs = pair_logps(state, batch)
-        loss, seed_w, seed_l = loss_and_seeds(state.objective, pairs)
-        sums += _sums(state, batch, pairs, loss, step)
-        _measure(state, batch, pairs, window)
+        pairs, seed_w, seed_l = _take_in(state, batch, window, step)
         for branch, z, seed in ((branch_w, pairs.z_w, seed_w), (branch_l, pairs.z_l, seed_l)):
-            grads = torch.autograd.grad(z, state.parameters, seed / state.batch_size, allow_unused=True)
-            _add(
-                branch, [torch.zeros_like(p) if g is None else g for g, p in zip(grads, state.parameters, strict=True)]
-            )
+            _add(branch, branch_gradients(z, state.parameters, seed / state.batch_size))
     decision = _decide(state, window)
     for parameter, from_w, from_l in zip(state.parameters, branch_w, branch_l, strict=True):
         parameter.grad = decision.alpha * from_w + from_l / decision.alpha
-    return decision, sums
+    return decision
 
 
 def _add(total: Gradients, part: Gradients) -> None:
