@@ -50,12 +50,20 @@ COLUMNS: tuple[Column, ...] = (
     Column("reversed", "bool", "", "both incentives negative: the update runs backwards"),
     Column("guarded", "float", "", "share of pairs in a documented continuation of the loss"),
     Column("pathway_predicted", "str", "", "pathway the theorem predicts for this update", metric=False),
+    Column("log_s_w_full", "float", "log|s_w|", "winner score over all trained parameters, where asked for"),
+    Column("log_s_l_full", "float", "log|s_l|", "loser score over all trained parameters, where asked for"),
+    Column("rho_full", "float", "rho", "cosine of the scores over all trained parameters"),
+    Column("log_r_star_full", "float", "log r*", "centre of the band over all trained parameters"),
+    Column("band_lower_full", "float", "log r* + log rho", "its lower edge"),
+    Column("band_upper_full", "float", "log r* - log rho", "its upper edge"),
+    Column("in_band_full", "float", "", "1 where the update made lies inside it, else 0"),
     Column("probe_z_w", "float", "z_w", "chosen log-likelihood on the fixed probe set, when measured"),
     Column("probe_z_l", "float", "z_l", "rejected log-likelihood on the fixed probe set, when measured"),
     Column("pathway_realised", "str", "", "pathway on the probe set since the last measurement", metric=False),
     Column("grad_norm", "float", "", "gradient norm before clipping"),
     Column("learning_rate", "float", "eta", "learning rate of this step"),
     Column("tokens", "int", "", "tokens of the step, prompts included"),
+    Column("padding", "float", "", "share of the tokens computed that were padding"),
     Column("seconds", "float", "", "wall-clock seconds of the step"),
 )
 
@@ -73,4 +81,4 @@ PATHWAYS: dict[Pathway, str] = {
 BY_NAME = {column.name: column for column in COLUMNS}
 METRICS = tuple(column.name for column in COLUMNS if column.metric)
 #: Columns that differ between two equal runs: they measure the machine, not the training.
-MACHINE_COLUMNS = ("seconds",)
+MACHINE_COLUMNS = ("seconds", "padding")

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,21 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("shared") / "cache"
     tiny_model_dir("tiny-neox", cache)
     torch.set_num_threads(threads)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def quick_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with all three architectures after two steps of warm-up: enough to load and run."""
+    from rcray.models import tiny
+
+    cache = tmp_path_factory.mktemp("quick-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        quick = {name: replace(recipe, warm_up_steps=2) for name, recipe in tiny.TINY_MODELS.items()}
+        patch.setattr(tiny, "TINY_MODELS", quick)
+        for name in quick:
+            built = tiny.tiny_model_dir(name, cache)
+            built.rename(cache / name)
     return cache
 
 

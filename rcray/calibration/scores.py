@@ -6,11 +6,11 @@ Legend: s_w = gradient of the mean z_w over a batch, s_l likewise. Estimators (p
   adapters  trainable parameters of the last block that has any (LoRA, QLoRA)
   full      every trainable parameter
 
-`plain_scores` is the published way, two extra `autograd.grad` calls on a retained graph.
+`plain_scores` is the published way, two extra `autograd.grad` calls on a retained graph. The training step reads the
+same numbers off the backward it makes anyway (rcray/train/parts.py); both end in `summarise`.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from rcray.calibration.band import Statistics
 from rcray.calibration.incentives import LogMean, OneWorker, Reduce
 from rcray.errors import ConfigError
+from rcray.models.blocks import ADAPTER
 
 Gradients = list[Tensor]
 Estimator = Literal["head", "sketch", "adapters", "full"]
 
 #: Columns of the sketch: log r* is off by about 0.02 and rho by 0.01 at 32, on the head of a real model.
 SKETCH_COLUMNS = 32
-#: A LoRA parameter inside a numbered block: `...layers.11.self_attn.q_proj.lora_A.default.weight`.
-_ADAPTER = re.compile(r"\.(\d+)\.[\w.]*lora_")
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,15 @@ class Scores:
     log_s_w: float
     log_s_l: float
     rho: float
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of the two summed scores: all that norms and cosine need."""
+
+    ww: float
+    ll: float
+    wl: float
 
 
 def score_parameters(model: nn.Module, estimator: Estimator) -> list[Tensor]:
@@ -58,7 +66,7 @@ def score_parameters(model: nn.Module, estimator: Estimator) -> list[Tensor]:
 
 def _last_adapters(trainable: dict[str, nn.Parameter]) -> list[Tensor]:
     """Adapter parameters of the highest-numbered block."""
-    numbered = [(int(found.group(1)), p) for name, p in trainable.items() if (found := _ADAPTER.search(name))]
+    numbered = [(int(found.group(2)), p) for name, p in trainable.items() if (found := ADAPTER.match(name))]
     if not numbered:
         raise ConfigError(
             "calibration.scores: 'adapters' needs a model with trainable LoRA adapters, and this one has none",
@@ -82,9 +90,7 @@ def attach_sketch(head: nn.Module, columns: int = SKETCH_COLUMNS, seed: int = 0)
     U is not a parameter of the model: it is never trained or saved, and the output keeps its value.
     """
     weight: Tensor = head.weight  # type: ignore[assignment]
-    generator = torch.Generator().manual_seed(seed)
-    projection = torch.randn(weight.shape[1], columns, generator=generator, dtype=torch.float32) / columns**0.5
-    projection = projection.to(weight)
+    projection = sketch_projection(weight, columns, seed)
     probe = torch.zeros(weight.shape[0], columns, dtype=weight.dtype, device=weight.device, requires_grad=True)
 
     def add_probe(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -94,6 +100,14 @@ def attach_sketch(head: nn.Module, columns: int = SKETCH_COLUMNS, seed: int = 0)
     # For code that does not call the head, see models/head.py.
     head.rcray_sketch = Sketch(projection, probe)  # type: ignore[assignment]
     return probe
+
+
+def sketch_projection(weight: Tensor, columns: int = SKETCH_COLUMNS, seed: int = 0) -> Tensor:
+    """R [hidden, columns], fixed by its seed, with E[R R^T] = 1."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(weight.shape[1], columns, generator=generator, dtype=torch.float32)
+    scaled: Tensor = drawn / columns**0.5
+    return scaled.to(weight)
 
 
 def plain_scores(z_w: Tensor, z_l: Tensor, parameters: Sequence[Tensor]) -> tuple[Gradients, Gradients]:
@@ -123,7 +137,12 @@ def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = No
                 (g_w * g_l).sum(dtype=torch.float64),
             ]
         )
-    ww, ll, wl = products.tolist()
+    return from_products(Products(*products.tolist()), pairs)
+
+
+def from_products(products: Products, pairs: int) -> Scores:
+    """Norms and cosine of the means over `pairs` pairs."""
+    ww, ll, wl = products.ww, products.ll, products.wl
     if not all(map(math.isfinite, (ww, ll, wl))):
         return Scores(math.nan, math.nan, math.nan)
     if ww == 0 or ll == 0:

@@ -14,6 +14,12 @@ from rcray.config.schema import RunConfig
 #: Raised when the meaning of a stored run changes, so that old results are not taken for new ones.
 SEMANTICS_VERSION = 1
 
+#: Fields that came later: at their defaults they say nothing, so that older runs keep their identity.
+_LATER_FIELDS: dict[str, dict[str, Any]] = {
+    "calibration": {"record_full": False},
+    "train": {"optimizer": "adamw", "precision": "weights"},
+}
+
 RUN_ID_LENGTH = 12  # hex digits: 48 bits, collisions are out of reach for any grid
 
 
@@ -24,11 +30,14 @@ def identity(config: RunConfig) -> dict[str, Any]:
     calibration = config.calibration
     if not calibration.enabled:
         # Estimator and window stay: the band is recorded with or without calibration, in the same way.
-        content["calibration"] = {name: content["calibration"][name] for name in ("enabled", "scores", "granularity")}
+        recorded = ("enabled", "scores", "granularity", "record_full")
+        content["calibration"] = {name: content["calibration"][name] for name in recorded}
     kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
     if not (calibration.granularity == "microbatch" or kl_baseline):
         del content["train"]["micro_batch_size"]  # gradients are scaled exactly: 8x1 = 1x8
     content["model"] = _active_model_fields(config, content["model"])
+    for section, defaults in _LATER_FIELDS.items():
+        content[section] = {name: value for name, value in content[section].items() if defaults.get(name, ()) != value}
     content["semantics"] = SEMANTICS_VERSION
     return content
 

@@ -43,6 +43,19 @@ class CalibrationConfig(Section):
     scores: Literal["head", "sketch", "adapters", "full"] = Field(
         "head", description="whose gradients stand for s_w and s_l; adapters where only those are trained"
     )
+    record_full: bool = Field(
+        False, description="record the band over all parameters beside it, also written scores: [head, full]; slow"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _open_pair_of_scores(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("scores"), (list, tuple)):
+            named = list(given["scores"])
+            if len(named) != 2 or named[1] != "full":
+                raise ValueError(f"scores {named!r} is not one estimator, or one and full: [head, full]")
+            return {**given, "scores": named[0], "record_full": True}
+        return given
 
 
 class TrainConfig(Section):
@@ -55,6 +68,12 @@ class TrainConfig(Section):
     learning_rate: Positive = 1e-6
     weight_decay: NonNegative = 0.0
     clip_norm: Positive = Field(1.0, description="gradient norm above which the gradient is scaled down")
+    optimizer: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="adamw8bit keeps its moments in 8 bits (bitsandbytes), a quarter of the memory"
+    )
+    precision: Literal["weights", "bfloat16"] = Field(
+        "weights", description="of the products: that of the weights, or bfloat16 autocast over float32 weights"
+    )
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     probe_every: int = Field(10, ge=1, description="steps between two looks at the fixed probe set")
@@ -77,6 +96,14 @@ class ExecutionConfig(Section):
     gpus_per_worker: float = Field(0.0, ge=0)
     checkpoint_every: int = Field(50, ge=1, description="optimizer steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
+    keep_best: bool = Field(False, description="keep the model of the checkpoint that ranks most probe pairs rightly")
+    prompt_sharing: Literal["auto", "on", "off"] = Field(
+        "auto", description="compute the prompt of a pair once for both answers; auto: where it spares enough"
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute blocks in the backward: less memory, slower")
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="ddp: every worker holds the model; fsdp: the blocks are sharded over the workers (FSDP2)"
+    )
 
 
 class RunConfig(Section):
@@ -160,6 +187,16 @@ class RunConfig(Section):
                 "objective.triplet and objective.importance 'gradient' read a sampled anchor and embedding gradients, "
                 "which the training loop does not make"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sharding_has_workers(self) -> "RunConfig":
+        if self.execution.parallel == "fsdp" and self.execution.workers < 1:
+            raise ValueError(
+                "execution.parallel 'fsdp' shards the model over a worker group; set execution.workers to 1 or more"
+            )
+        if self.execution.parallel == "fsdp" and self.model.method == "qlora":
+            raise ValueError("execution.parallel 'fsdp' cannot shard 4-bit weights; use model.method lora or full")
         return self
 
     @property

@@ -1,13 +1,20 @@
-"""Log-probabilities straight from hidden states: the head is applied in chunks and no logits are kept.
+"""Log-probabilities straight from hidden states: the head is applied in chunks, and its gradient comes with it.
 
-Legend: h [tokens, hidden], W [vocabulary, hidden], y [tokens] target ids; logp = log softmax(h W^T + b)[y].
-The backward recomputes each chunk's logits: d logp / d logits = onehot(y) - p.
+Legend
+  h [tokens, hidden], W [vocabulary, hidden], y [tokens] target ids; logp = log softmax(h W^T + b)[y]
+  residual   d logp / d logits = onehot(y) - p, [tokens, vocabulary]
+  unit       d logp / d h = residual W, [tokens, hidden]
 
-A [batch, time, vocabulary] tensor never exists: at 1,024 answer tokens and 50k words it alone would be 200 MB, and the
-plain path keeps several.
+A token's log-probability is one number, so its gradient in h is `unit` times the seed of the backward, whatever the
+seed will be: `unit` is computed while the logits are at hand, and a frozen head needs no second look at them. A trained
+head's gradient needs the residuals once more. They are kept where they fit a budget, and recomputed chunk by chunk
+where they do not: a [batch, time, vocabulary] tensor of the whole batch never exists.
+
+The scores of the head, G = sum_t v_t residual_t h_t^T per side, are by-products of the same residuals.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +22,8 @@ from torch import Tensor, nn
 
 #: Bytes of float32 logits alive at once.
 CHUNK_BYTES = 32 * 2**20
+#: Bytes of residuals kept for the backward of a trained head; beyond it they are recomputed.
+KEEP_BYTES = 512 * 2**20
 
 
 def chunk_tokens(vocabulary: int) -> int:
@@ -22,8 +31,81 @@ def chunk_tokens(vocabulary: int) -> int:
     return max(16, CHUNK_BYTES // (4 * vocabulary))
 
 
-class _ChunkedLogp(torch.autograd.Function):
-    """logp(h, W, b) with logits in chunks; `probe` is the zero tensor of a sketch, `projected` = h R."""
+@dataclass
+class HeadPass:
+    """One application of the head to answer tokens, and what can be read off it afterwards."""
+
+    h: Tensor  # detached
+    weight: Tensor  # detached, in the dtype of the products
+    bias: Tensor | None
+    y: Tensor
+    wants_residuals: bool  # for the gradient of a trained head, or for scores
+    #: Called with this pass and each chunk's rows and residuals while they are at hand.
+    on_residuals: "OnResiduals | None" = None
+    logp: Tensor = field(init=False)
+    normaliser: Tensor = field(init=False)
+    unit: Tensor | None = field(init=False, default=None)
+    kept: Tensor | None = field(init=False, default=None)
+
+    def run(self, *, with_unit: bool) -> None:
+        """Fills logp, and `unit` and the kept residuals where a backward will follow."""
+        tokens, vocabulary = self.h.shape[0], self.weight.shape[0]
+        wide = _wide(self.h)
+        self.logp = self.h.new_empty(tokens, dtype=wide)
+        self.normaliser = torch.empty_like(self.logp)
+        keep = with_unit and self.wants_residuals and tokens * vocabulary * self.h.element_size() <= KEEP_BYTES
+        if with_unit:
+            self.unit = torch.empty_like(self.h)
+        if keep:
+            self.kept = self.h.new_empty(tokens, vocabulary)
+        in_place = self.kept is not None and wide == self.h.dtype
+        buffer = None if in_place else _buffer(self.h, self.weight)
+        for rows in _chunks(self.h, self.weight):
+            block = self.kept[rows] if buffer is None else buffer  # type: ignore[index]
+            logits = _logits(block, self.h[rows], self.weight, self.bias)
+            target = self.y[rows, None]
+            picked = logits.gather(1, target).squeeze(1)
+            top = logits.amax(-1)
+            total = logits.sub_(top[:, None]).exp_().sum(-1)
+            self.normaliser[rows] = total.log() + top
+            self.logp[rows] = picked - self.normaliser[rows]
+            if not with_unit:
+                continue
+            residual = logits.mul_(-1 / total[:, None]).scatter_add_(1, target, torch.ones_like(logits[:, :1]))
+            narrow = residual.to(self.h.dtype)
+            torch.mm(narrow, self.weight, out=self.unit[rows])  # type: ignore[index]
+            if keep and not in_place:
+                self.kept[rows] = narrow  # type: ignore[index]
+            if self.on_residuals:
+                self.on_residuals(self, rows, narrow)
+
+    def residuals(self) -> Iterator[tuple[slice, Tensor]]:
+        """All residuals, chunk by chunk: kept or recomputed."""
+        if self.kept is not None:
+            yield slice(0, len(self.kept)), self.kept
+            return
+        buffer = _buffer(self.h, self.weight)
+        for rows in _chunks(self.h, self.weight):
+            logits = _logits(buffer, self.h[rows], self.weight, self.bias)
+            residual = logits.sub_(self.normaliser[rows, None]).exp_().neg_()
+            yield (
+                rows,
+                residual.scatter_add_(1, self.y[rows, None], torch.ones_like(residual[:, :1])).to(self.h.dtype),
+            )
+
+    def products(self, right: Tensor) -> Tensor:
+        """sum_t residual_t right_t^T, [vocabulary, columns]; the seeds are in `right`, the narrower factor."""
+        total = right.new_zeros(self.weight.shape[0], right.shape[1], dtype=_wide(right))
+        for rows, residual in self.residuals():
+            add_product(total, residual, right[rows])
+        return total
+
+
+OnResiduals = Callable[[HeadPass, slice, Tensor], None]
+
+
+class _HeadLogp(torch.autograd.Function):
+    """logp(h, W, b); `probe` is the zero tensor of a sketch, `projected` = h R."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -33,51 +115,66 @@ class _ChunkedLogp(torch.autograd.Function):
         bias: Tensor | None,
         projected: Tensor | None,
         probe: Tensor | None,
-        y: Tensor,
+        made: HeadPass,
+        grad: bool,
     ) -> Tensor:
-        logp = h.new_empty(h.shape[0], dtype=_wide(h))
-        normaliser = torch.empty_like(logp)
-        buffer = _buffer(h, weight)
-        for rows in _chunks(h, weight):
-            logits = _fill(buffer, h[rows], weight, bias)
-            picked = logits.gather(1, y[rows, None]).squeeze(1)
-            top = logits.amax(-1)
-            normaliser[rows] = logits.sub_(top[:, None]).exp_().sum(-1).log_().add_(top)
-            logp[rows] = picked - normaliser[rows]
-        ctx.save_for_backward(h, weight, bias, projected, probe, y, normaliser)
-        return logp
+        made.run(with_unit=grad and any(ctx.needs_input_grad))
+        ctx.made, ctx.dtypes = made, (h.dtype, weight.dtype)
+        ctx.save_for_backward(projected)
+        return made.logp
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        h, weight, bias, projected, probe, y, normaliser = ctx.saved_tensors
-        seed = grads[0]
-        wants_h, wants_weight, wants_bias, _, wants_probe, _ = ctx.needs_input_grad
-        grad_h = torch.empty_like(h) if wants_h else None
-        grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if wants_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=_wide(weight)) if wants_bias else None
-        grad_probe = torch.zeros_like(probe, dtype=_wide(weight)) if wants_probe else None
-        buffer = _buffer(h, weight)
-        for rows in _chunks(h, weight):
-            # onehot(y) - p, times the seed
-            residual = _fill(buffer, h[rows], weight, bias).sub_(normaliser[rows, None]).exp_()
-            residual.mul_(-seed[rows, None]).scatter_add_(1, y[rows, None], seed[rows, None])
-            narrow = residual.to(h.dtype)
-            if grad_h is not None:
-                torch.mm(narrow, weight, out=grad_h[rows])
-            if grad_weight is not None:
-                _add_product(grad_weight, narrow, h[rows])
-            if grad_bias is not None:
-                grad_bias += residual.sum(0)
-            if grad_probe is not None:
-                _add_product(grad_probe, narrow, projected[rows])
-        return (
-            grad_h,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None if grad_probe is None else grad_probe.to(probe.dtype),
-            None,
-        )
+        made: HeadPass = ctx.made
+        (projected,) = ctx.saved_tensors
+        h_dtype, weight_dtype = ctx.dtypes
+        wants_h, wants_weight, wants_bias, _, wants_probe, *_ = ctx.needs_input_grad
+        seed = grads[0].to(made.h.dtype)[:, None]
+        grad_h = (made.unit * seed).to(h_dtype) if wants_h and made.unit is not None else None
+        grad_weight = made.products(made.h * seed).to(weight_dtype) if wants_weight else None
+        grad_bias = made.products(seed).squeeze(1).to(weight_dtype) if wants_bias else None
+        grad_probe = made.products(projected * seed).to(weight_dtype) if wants_probe else None
+        return grad_h, grad_weight, grad_bias, None, grad_probe, None, None
+
+
+def head_logps(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Log-probability of each target under the head, [tokens]; float32 or better."""
+    return head_pass(head, hidden, targets)[0]
+
+
+def head_pass(
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    scores: bool = False,
+    on_residuals: OnResiduals | None = None,
+) -> tuple[Tensor, HeadPass]:
+    """Log-probabilities with their graph, and the pass they came from; `scores`: its residuals will be read."""
+    weight: Tensor = head.weight  # type: ignore[assignment]
+    bias: Tensor | None = getattr(head, "bias", None)
+    dtype = torch.get_autocast_dtype(hidden.device.type) if _autocast(hidden) else weight.dtype
+    hidden = hidden.to(dtype)
+    grad = torch.is_grad_enabled()
+    sketch = getattr(head, "rcray_sketch", None) if grad else None
+    probe = projected = None
+    if sketch is not None:
+        probe, projected = sketch.probe, (hidden.detach() @ sketch.projection.to(dtype))
+    wants = scores or weight.requires_grad or probe is not None or (bias is not None and bias.requires_grad)
+    made = HeadPass(
+        hidden.detach(),
+        weight.detach().to(dtype),
+        None if bias is None else bias.detach(),
+        targets,
+        wants,
+        on_residuals,
+    )
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _HeadLogp.apply(hidden, weight, bias, projected, probe, made, grad), made
+
+
+def _autocast(tensor: Tensor) -> bool:
+    return torch.is_autocast_enabled(tensor.device.type) and tensor.dtype != torch.float64
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
@@ -95,7 +192,7 @@ def _buffer(h: Tensor, weight: Tensor) -> Tensor:
     return h.new_empty(rows, weight.shape[0], dtype=_wide(h))
 
 
-def _fill(buffer: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _logits(buffer: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     logits = buffer[: h.shape[0]]
     if h.dtype == buffer.dtype:
         torch.mm(h, weight.T, out=logits)
@@ -104,21 +201,9 @@ def _fill(buffer: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Ten
     return logits if bias is None else logits.add_(bias)
 
 
-def _add_product(total: Tensor, residual: Tensor, right: Tensor) -> None:
-    """total += residual^T right, without a second matrix of that size where the dtypes agree."""
-    if total.dtype == residual.dtype:
-        total.addmm_(residual.T, right)
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left^T right, without a second matrix of that size where the dtypes agree."""
+    if total.dtype == left.dtype:
+        total.addmm_(left.T, right)
     else:
-        total += residual.T @ right
-
-
-def head_logps(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Log-probability of each target under the head, [tokens]; float32 or better."""
-    weight: Tensor = head.weight  # type: ignore[assignment]
-    bias: Tensor | None = getattr(head, "bias", None)
-    hidden = hidden.to(weight.dtype)
-    sketch = getattr(head, "rcray_sketch", None)
-    probe = projected = None
-    if sketch is not None and torch.is_grad_enabled():
-        probe, projected = sketch.probe, (hidden.detach() @ sketch.projection)
-    return _ChunkedLogp.apply(hidden, weight, bias, projected, probe, targets)
+        total += left.T @ right

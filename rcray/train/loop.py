@@ -4,7 +4,6 @@ Its Ray touch points are numbered (1) to (4). Persistence is ours: Ray's report 
 """
 
 import logging
-import math
 import os
 import platform
 import shutil
@@ -12,17 +11,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
-from torch import Tensor
 
-from rcray.calibration import Calibrator, pathway_of, score_parameters
-from rcray.calibration.incentives import OneWorker, Reduce
+from rcray.calibration import pathway_of
 from rcray.config import RunConfig
 from rcray.data.batch import Batch, Schedule, collate
 from rcray.data.encoded import EncodedPairs
@@ -31,12 +28,11 @@ from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
-from rcray.models.reference import reference_logps
 from rcray.models.trained import save_trained
-from rcray.objectives import build_objective
 from rcray.store import RunDir, Store, publish_directory, write_json
 from rcray.train.checkpoint import Progress, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder
+from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
 
 log = logging.getLogger(__name__)
@@ -63,22 +59,6 @@ class Job:
     def run(self) -> RunDir:
         """The run's directory."""
         return self.store.run(self.run_id)
-
-
-class ProcessGroup:
-    """Reductions over the workers of a torch process group."""
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over workers."""
-        total = tensor.contiguous()
-        dist.all_reduce(total)
-        return total
-
-    def gather(self, values: Tensor) -> Tensor:
-        """All workers' values, [workers, ...]."""
-        rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, values.contiguous())
-        return torch.stack(rows)
 
 
 def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
@@ -177,10 +157,9 @@ class Training:
         for step in range(progress.step, schedule.total_steps):
             probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
             batches = [
-                collate(self.data.pairs, index).to(self.probe.index.device)
-                for index in schedule.micro_batches(step, self.rank, self.workers)
+                collate(self.data.pairs, index) for index in schedule.micro_batches(step, self.rank, self.workers)
             ]
-            row = optimizer_step(self.state, batches, self.workers, step + 1)
+            row = optimizer_step(self.state, batches, step + 1)
             tokens = int(self.state.reduce.sum(torch.tensor(sum(batch.tokens for batch in batches))))
             progress.step = step + 1
             progress.tokens += tokens
@@ -280,62 +259,10 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     data, held_out = prepared.train, prepared.held_out
     probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs))))
     schedule = Schedule.of(config, len(data.pairs), data.lengths)
-    state = _step_state(job, loaded, data, schedule, device, workers)
+    state = step_state(config, job.store, loaded, data, schedule, device, workers)
     return Training(
         job, rank, workers, loaded, data, schedule, state, probe.to(device), Recorder(job.run.dynamics), Progress()
     )
-
-
-def _step_state(
-    job: Job, loaded: LoadedModel, data: EncodedPairs, schedule: Schedule, device: torch.device, workers: int
-) -> StepState:
-    config = job.config
-    reduce: Reduce = ProcessGroup() if workers > 1 else OneWorker()
-    objective = build_objective(config.objective)
-    reference = live = None
-    if config.needs_reference:
-        if objective.params.traits.token_level:  # sums are not enough: keep the frozen model itself
-            live = loaded.model if config.model.trains_adapters else _frozen_copy(config, job.store, device)
-        else:
-            reference = reference_logps(loaded, data, job.store.cache, device)
-    calibration, train = config.calibration, config.train
-    trained = [p for p in loaded.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
-    )
-    return StepState(
-        model=loaded.model,
-        objective=objective,
-        likelihood=config.likelihood,
-        calibrator=Calibrator(calibration.ema_beta, clip=calibration.clip) if calibration.enabled else None,
-        per_micro_batch=calibration.granularity == "microbatch",
-        score_parameters=score_parameters(loaded.model, calibration.scores),
-        optimizer=optimizer,
-        scheduler=scheduler,
-        clip_norm=train.clip_norm,
-        batch_size=train.batch_size,
-        reduce=reduce,
-        reference=reference,
-        live_reference=live,
-    )
-
-
-def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
-    return load_model(config.model, store.cache, device=device).model.eval().requires_grad_(False)
-
-
-def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, total: int) -> Callable[[int], float]:
-    """The multiplier of the learning rate at each step: linear warm-up, then constant or cosine to zero."""
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        if schedule == "constant":
-            return 1.0
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
-
-    return factor
 
 
 def publish_model(loaded: LoadedModel, target: Path) -> None:

@@ -6,15 +6,17 @@ Legend
   branch     the gradient that flows through one side alone; chosen and rejected are forwarded apart, so the two
              branches cost one backward together, and alpha may be known only after both
 
-All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 and one worker = two.
+All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 and one worker = two. How a micro-batch
+goes through the model, and where its scores come from, is in micro.py and parts.py.
 """
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,21 +28,19 @@ from rcray.calibration import (
     incentives,
     mean_incentives,
     observe,
-    plain_scores,
     predicted_pathway,
     statistics,
     summarise,
 )
 from rcray.calibration.incentives import Incentives
-from rcray.calibration.scores import branch_gradients
+from rcray.calibration.scores import Gradients, Products, Scores, from_products, plain_scores
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
-from rcray.models.adapters import adapters_off
-from rcray.models.likelihood import SideLogps, sequential_kl, side_logps
+from rcray.models.load import CPU
 from rcray.models.reference import ReferenceLogps
-from rcray.objectives import Objective, PairLogps, TokenLogps
-
-Gradients = list[Tensor]
+from rcray.objectives import Objective, PairLogps
+from rcray.train.micro import Micro, Plain, add_up, take_in
+from rcray.train.parts import ScoreSource, SideScores
 
 
 @dataclass
@@ -52,15 +52,24 @@ class StepState:
     likelihood: Any  # "sum" or "mean"
     calibrator: Calibrator | None  # None: the band is recorded, nothing is rescaled
     per_micro_batch: bool  # the window of the statistics; the same with calibration off, so that curves compare
-    score_parameters: Sequence[Tensor]
+    score_parameters: Sequence[Tensor]  # where scores are measured by extra gradients
     optimizer: torch.optim.Optimizer
     scheduler: Any
     clip_norm: float
     batch_size: int  # pairs per step, over all workers
     reduce: Reduce
+    workers: int = 1
+    source: ScoreSource | None = None  # where scores are read off the backward; None: by extra gradients
+    full_parameters: Sequence[Tensor] = ()  # for the band over all parameters, recorded beside the first where asked
+    share_prompts: Literal["auto", "on", "off"] = "off"
     reference: ReferenceLogps | None = None  # cached sums, for objectives that need no more
     # For token-level objectives: the frozen model itself, or `model`, whose adapter is then switched off.
     live_reference: Any | None = None
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
+    device: torch.device = CPU
+    #: Sums the gradients over the workers; None: one worker, or a sharded model that does it itself.
+    reduce_gradients: Callable[[Sequence[Tensor]], None] | None = None
+    clip: Callable[[Sequence[nn.Parameter], float], Tensor] = torch.nn.utils.clip_grad_norm_
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
@@ -76,64 +85,51 @@ class Window:
     found: list[Incentives] = field(default_factory=list)
     scores_w: Gradients = field(default_factory=list)
     scores_l: Gradients = field(default_factory=list)
+    full_w: Gradients = field(default_factory=list)
+    full_l: Gradients = field(default_factory=list)
+    products: Products | None = None  # in place of the sums, where this worker's one micro-batch is the window
     recorded: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.float64))
+    tokens: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # real, computed
 
 
-def optimizer_step(state: StepState, batches: Sequence[Batch], workers: int, step: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for a window, and the scores over all parameters where they were asked for."""
+
+    calibration: Calibration
+    full: Calibration | None
+
+
+def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dict[str, Any]:
     """Makes one update from the micro-batches of this worker and returns its record."""
     started = time.perf_counter()
     state.optimizer.zero_grad(set_to_none=True)
-    calibrating = state.calibrator is not None
     windows = [[b] for b in batches] if state.per_micro_batch else [list(batches)]
-    decisions, sums = [], torch.zeros(6, dtype=torch.float64)
+    decisions, sums = [], torch.zeros(8, dtype=torch.float64)
     for part in windows:
-        window = Window(sum(len(batch.index) for batch in part) * workers)
-        backward = _calibrate_over_many if calibrating and len(part) > 1 else _calibrate_at_once
+        window = Window(sum(len(batch.index) for batch in part) * state.workers)
+        backward = _calibrate_over_many if state.calibrator and len(part) > 1 else _calibrate_at_once
         decisions.append(backward(state, part, window, step))
-        sums += window.recorded
+        sums += torch.cat([window.recorded, window.tokens])
 
-    for parameter in state.parameters:
-        if parameter.grad is not None:
-            parameter.grad = state.reduce.sum(parameter.grad)
-    norm = float(torch.nn.utils.clip_grad_norm_(state.parameters, state.clip_norm))
+    if state.reduce_gradients:
+        state.reduce_gradients([p.grad for p in state.parameters if p.grad is not None])
+    norm = float(state.clip(state.parameters, state.clip_norm))
     if not math.isfinite(norm):
         raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm})")
     rate = state.optimizer.param_groups[0]["lr"]
     state.optimizer.step()
     state.scheduler.step()
-    row = _record(decisions, state.reduce.sum(sums).tolist(), state.batch_size)
-    return {**row, "grad_norm": norm, "learning_rate": rate, "seconds": time.perf_counter() - started}
-
-
-def pair_logps(state: StepState, batch: Batch) -> PairLogps:
-    """Branch statistics of a micro-batch, with their graph, and the reference's beside them."""
-    needs_kl = state.objective.params.traits.needs_reference_distribution
-    chosen = side_logps(state.model, batch.chosen, keep_distribution=needs_kl)
-    rejected = side_logps(state.model, batch.rejected, keep_distribution=needs_kl)
-    tokens = TokenLogps(chosen.logp, rejected.logp, chosen.mask, rejected.mask)
-    if state.live_reference is not None:
-        tokens = _with_live_reference(state, batch, chosen, rejected, tokens)
-    pairs = state.objective.statistics(tokens, state.likelihood)
-    if state.reference is None or state.live_reference is not None:
-        return pairs
-    index = batch.index.cpu()
-    ref_w, ref_l = state.reference.sum_w[index].to(pairs.z_w), state.reference.sum_l[index].to(pairs.z_l)
-    if state.likelihood == "mean":
-        ref_w, ref_l = ref_w / pairs.n_w, ref_l / pairs.n_l
-    return replace(pairs, ref_w=ref_w, ref_l=ref_l)
-
-
-def _with_live_reference(
-    state: StepState, batch: Batch, chosen: SideLogps, rejected: SideLogps, tokens: TokenLogps
-) -> TokenLogps:
-    needs_kl = chosen.log_probs is not None
-    with torch.no_grad(), adapters_off(state.live_reference):
-        ref_w = side_logps(state.live_reference, batch.chosen, keep_distribution=needs_kl)
-        ref_l = side_logps(state.live_reference, batch.rejected, keep_distribution=needs_kl)
-    tokens = replace(tokens, ref_logp_w=ref_w.logp, ref_logp_l=ref_l.logp)
-    if needs_kl:
-        tokens = replace(tokens, kl_w=sequential_kl(ref_w, chosen), kl_l=sequential_kl(ref_l, rejected))
-    return tokens
+    *recorded, real, computed = state.reduce.sum(sums).tolist()
+    row = _record([d.calibration for d in decisions], recorded, state.batch_size)
+    return {
+        **row,
+        **_record_full([d.full for d in decisions]),
+        "grad_norm": norm,
+        "learning_rate": rate,
+        "padding": 1 - real / computed,
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def loss_and_seeds(objective: Objective, pairs: PairLogps) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,59 +141,92 @@ def loss_and_seeds(objective: Objective, pairs: PairLogps) -> tuple[Tensor, Tens
     return loss.detach(), zero if seed_w is None else seed_w, zero if seed_l is None else seed_l
 
 
-def _take_in(state: StepState, batch: Batch, window: Window, step: int) -> tuple[PairLogps, Tensor, Tensor]:
-    """A micro-batch's likelihoods and the seeds of its backward; its incentives and scores join the window."""
-    pairs = pair_logps(state, batch)
-    loss, seed_w, seed_l = loss_and_seeds(state.objective, pairs)
-    window.recorded += _sums(state, batch, pairs, loss, step)
-    window.found.append(incentives(state.objective, pairs))
-    scores_w, scores_l = plain_scores(pairs.z_w, pairs.z_l, state.score_parameters)
-    _add(window.scores_w, scores_w)
-    _add(window.scores_l, scores_l)
-    return pairs, seed_w, seed_l
+def _take_in(state: StepState, batch: Batch, window: Window, step: int, *, apart: bool) -> tuple[Micro, Tensor, Tensor]:
+    """A micro-batch's likelihoods and the seeds of its backward, over the pairs of the step."""
+    alone = not apart and state.workers == 1 and window.pairs == len(batch.index)
+    micro = take_in(state, batch, apart=apart, alone=alone)
+    loss, seed_w, seed_l = loss_and_seeds(state.objective, micro.pairs)
+    window.recorded += _sums(state, batch, micro.pairs, loss, step)
+    window.tokens += torch.tensor([micro.real_tokens, micro.computed_tokens])
+    window.found.append(incentives(state.objective, micro.pairs))
+    return micro, seed_w / state.batch_size, seed_l / state.batch_size
 
 
-def _decide(state: StepState, window: Window) -> Calibration:
+def _join(state: StepState, micro: Micro, window: Window) -> None:
+    """A micro-batch's scores join the window."""
+    scores = micro.scores()
+    if isinstance(scores, Products):
+        window.products = scores
+    else:
+        add_up(window.scores_w, scores.w)
+        add_up(window.scores_l, scores.l)
+
+
+def _join_full(state: StepState, micro: Micro, window: Window) -> None:
+    """The scores over all parameters, by extra gradients, where they are recorded beside the first."""
+    if state.full_parameters:
+        assert isinstance(micro, Plain)
+        found = SideScores(*plain_scores(micro.pairs.z_w, micro.pairs.z_l, state.full_parameters))
+        add_up(window.full_w, found.w)
+        add_up(window.full_l, found.l)
+
+
+def _decide(state: StepState, window: Window) -> Decision:
     joined = Incentives(*(torch.cat([getattr(f, name) for f in window.found]) for name in vars(window.found[0])))
-    scores = summarise(window.scores_w, window.scores_l, state.reduce, pairs=window.pairs)
-    stats = statistics(*mean_incentives(joined, state.reduce), scores)
-    return state.calibrator.update(stats) if state.calibrator else observe(stats)
+    means = mean_incentives(joined, state.reduce)
+
+    def summary(w: Gradients, l: Gradients) -> Scores:  # noqa: E741
+        return summarise(w, l, state.reduce, pairs=window.pairs)
+
+    if window.products is not None:
+        scores = from_products(window.products, window.pairs)
+    else:
+        scores = summary(window.scores_w, window.scores_l)
+    stats = statistics(*means, scores)
+    decision = state.calibrator.update(stats) if state.calibrator else observe(stats)
+    if not window.full_w:
+        return Decision(decision, None)
+    # The update that is made, seen from all parameters.
+    full = statistics(*means, summary(window.full_w, window.full_l)).scaled(decision.log_alpha)
+    return Decision(decision, observe(full))
 
 
-def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Calibration:
+def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Decision:
     """A window whose alpha is known before its backward: one micro-batch, or no calibration at all."""
-    decision = None
-    for batch in batches:
-        pairs, seed_w, seed_l = _take_in(state, batch, window, step)
-        alpha = 1.0
-        if state.calibrator is not None:
-            decision = _decide(state, window)
-            alpha = decision.alpha
-        scale = 1 / state.batch_size
-        torch.autograd.backward([pairs.z_w, pairs.z_l], [seed_w * (alpha * scale), seed_l * (scale / alpha)])
-    return decision or _decide(state, window)
-
-
-def _calibrate_over_many(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Calibration:
-    """A window of several micro-batches: both branches are kept until alpha is known."""
-    branch_w: Gradients = []
-    branch_l: Gradients = []
-    for batch in batches:
-        pairs, seed_w, seed_l = _take_in(state, batch, window, step)
-        for branch, z, seed in ((branch_w, pairs.z_w, seed_w), (branch_l, pairs.z_l, seed_l)):
-            _add(branch, branch_gradients(z, state.parameters, seed / state.batch_size))
+    if state.calibrator is None:
+        for batch in batches:
+            micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=False)
+            if isinstance(micro, Plain):  # its scores need the graph that the backward frees
+                _join_full(state, micro, window)
+                _join(state, micro, window)
+                micro.backward(seed_w, seed_l)
+            else:
+                micro.backward(seed_w, seed_l)
+                _join(state, micro, window)
+        return _decide(state, window)
+    (batch,) = batches
+    micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=False)
+    _join_full(state, micro, window)
+    _join(state, micro, window)
     decision = _decide(state, window)
-    for parameter, from_w, from_l in zip(state.parameters, branch_w, branch_l, strict=True):
-        parameter.grad = decision.alpha * from_w + from_l / decision.alpha
+    alpha = decision.calibration.alpha
+    micro.backward(seed_w * alpha, seed_l / alpha)
     return decision
 
 
-def _add(total: Gradients, part: Gradients) -> None:
-    if total:
-        for kept, new in zip(total, part, strict=True):
-            kept += new
-    else:
-        total.extend(part)
+def _calibrate_over_many(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Decision:
+    """A window of several micro-batches: both branches are kept until alpha is known."""
+    branches: tuple[Gradients, Gradients] = ([], [])
+    for batch in batches:
+        micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=True)
+        _join_full(state, micro, window)
+        _join(state, micro, window)
+        micro.branches(seed_w, seed_l, branches)
+    decision = _decide(state, window)
+    alpha = decision.calibration.alpha
+    for parameter, from_w, from_l in zip(state.parameters, *branches, strict=True):
+        parameter.grad = from_w.mul_(alpha).add_(from_l, alpha=1 / alpha)
+    return decision
 
 
 def _sums(state: StepState, batch: Batch, pairs: PairLogps, loss: Tensor, step: int) -> Tensor:
@@ -219,6 +248,19 @@ def _sums(state: StepState, batch: Batch, pairs: PairLogps, loss: Tensor, step: 
             state.objective.guarded(pairs).to(loss.dtype),
         ]
         return torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
+
+
+def _record_full(decisions: Sequence[Calibration | None]) -> dict[str, float]:
+    """The band over all parameters, averaged over the windows; NaN where it was not asked for."""
+    names = ("log_s_w_full", "log_s_l_full", "rho_full", "log_r_star_full", "band_lower_full", "band_upper_full")
+    seen = [d for d in decisions if d is not None]
+    if not seen:
+        return dict.fromkeys((*names, "in_band_full"), math.nan)
+    rows = [
+        (d.stats.log_s_w, d.stats.log_s_l, d.stats.rho, d.band.log_r_star, d.band.lower, d.band.upper) for d in seen
+    ]
+    means = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+    return {**dict(zip(names, means, strict=True)), "in_band_full": float(all(bool(d.in_band) for d in seen))}
 
 
 def _record(decisions: Sequence[Calibration], sums: Sequence[float], pairs: int) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from rcray.models.load import load_model
 from rcray.store import Store
 from rcray.train.launch import launch
 from rcray.train.loop import Job, prepare
-from rcray.train.step import optimizer_step, pair_logps
+from rcray.train.micro import pair_logps
+from rcray.train.step import optimizer_step
 from tests.small_runs import Killed, kill_at, records, small_config
 
 
@@ -72,7 +73,7 @@ def test_the_disabled_adapter_is_the_frozen_copy(store, objective):
     assert state.live_reference is state.model
     batches = [collate(training.data.pairs, index) for index in training.schedule.micro_batches(0)]
     for step in (1, 2):
-        optimizer_step(state, batches, 1, step)  # moves the adapter off zero
+        optimizer_step(state, batches, step)  # moves the adapter off zero
     own = pair_logps(state, batches[0])
     state.live_reference = load_model(config.model.model_copy(update={"method": "full"}), store.cache).model.eval()
     copy = pair_logps(state, batches[0])

@@ -1,33 +1,17 @@
 """Shared by the unit tests: the tiny models loaded, and tokenizers made on the spot."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rcray.config.model import ModelConfig
-from rcray.models import tiny
 from rcray.models.load import LoadedModel, load_model
 
 TAGGED = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-
-@pytest.fixture(scope="session")
-def quick_cache(tmp_path_factory) -> Path:
-    """A cache with all three architectures after two steps of warm-up: enough to load and run."""
-    cache = tmp_path_factory.mktemp("quick-cache")
-    with pytest.MonkeyPatch.context() as patch:
-        quick = {name: replace(recipe, warm_up_steps=2) for name, recipe in tiny.TINY_MODELS.items()}
-        patch.setattr(tiny, "TINY_MODELS", quick)
-        for name in quick:
-            built = tiny.tiny_model_dir(name, cache)
-            built.rename(cache / name)
-    return cache
 
 
 @pytest.fixture

@@ -1,0 +1,248 @@
+"""How the pairs of a micro-batch lie in one forward: as two rows each, as one side alone, or as one packed row.
+
+    two rows     prompt chosen                 packed     prompt chosen rejected
+                 prompt rejected
+
+In a packed row both answers read the prompt and not each other, so the prompt is computed once: tokens per pair fall
+from 2 P + W + L to P + W + L. Positions of the rejected answer start again after the prompt.
+
+Padding is on the right, where causal attention never reads it: plain rows need no mask at all.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rcray.data.batch import Batch, Side
+
+CHOSEN, REJECTED = 0, 1
+#: Packing has to spare at least this share of the tokens: its mask costs attention the shortcut for causal rows.
+WORTH_PACKING = 0.12
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of one forward, and where the answers are in it. Answer tokens: all chosen first, then rejected."""
+
+    ids: Tensor  # [rows, tokens]
+    lengths: Tensor  # [rows] real tokens
+    predicts: Tensor  # [answers] position (row * tokens + column) of the hidden state that predicts each answer token
+    targets: Tensor  # [answers] the answer tokens
+    pair: Tensor  # [answers] which pair they belong to
+    place: Tensor  # [answers] how many answer tokens came before
+    counts: Tensor  # [sides, pairs] answer tokens
+    longest: int  # tokens of the longest answer
+    split: int  # answer tokens before it are chosen ones
+    sides: tuple[int, ...]  # which sides lie here
+    row_pair: Tensor  # [rows]
+    row_side: Tensor | None  # [rows]; None where a row holds both
+    # Packed rows only:
+    positions: Tensor | None = None  # [rows, tokens]
+    segments: Tensor | None = None  # [rows, tokens] 0 prompt and padding, 1 chosen, 2 rejected
+    unpacked: Tensor | None = None  # [2 rows, tokens'] column each token of two plain rows has in the packed row
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds both answers."""
+        return self.segments is not None
+
+    @property
+    def pairs(self) -> int:
+        """Pairs in it."""
+        return self.counts.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens read by the forward."""
+        return int(self.lengths.sum())
+
+    @property
+    def padded(self) -> int:
+        """Tokens the forward computes, padding included."""
+        return self.ids.numel()
+
+    def to(self, device: torch.device) -> "Layout":
+        """The same layout on a device."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {n: v.to(device, non_blocking=True) for n, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+    def mask(self) -> Tensor:
+        """Who may read whom in packed rows, [rows, 1, tokens, tokens]: an answer reads the prompt and itself."""
+        assert self.segments is not None
+        column = torch.arange(self.ids.shape[1], device=self.ids.device)
+        real = column < self.lengths[:, None]
+        reads, read = self.segments[:, :, None], self.segments[:, None, :]
+        allowed = (column[None, :] <= column[:, None]) & ((read == 0) | (read == reads)) & real[:, None, :]
+        return (allowed | torch.eye(len(column), dtype=torch.bool, device=column.device))[:, None]  # padding: no NaN
+
+    def matrix(self, values: Tensor, side: int) -> Tensor:
+        """Values of one side's answer tokens as [pairs, longest], zero beyond each answer."""
+        part = slice(None, self.split) if side == CHOSEN else slice(self.split, None)
+        empty = values.new_zeros(self.pairs, self.longest)
+        return empty.index_put((self.pair[part], self.place[part]), values[part])
+
+    def row_seeds(self, seed_w: Tensor, seed_l: Tensor) -> Tensor:
+        """What belongs to each row of two sides, [rows], from values per pair."""
+        assert self.row_side is not None
+        return torch.where(self.row_side == CHOSEN, seed_w[self.row_pair], seed_l[self.row_pair])
+
+    def token_seeds(self, seed_w: Tensor, seed_l: Tensor) -> Tensor:
+        """What belongs to each answer token, [answers], from values per pair."""
+        return torch.cat([seed_w[self.pair[: self.split]], seed_l[self.pair[self.split :]]])
+
+
+def worth_packing(batch: Batch) -> bool:
+    """Whether one packed row per pair is clearly less to compute than two rows, padding included."""
+    prompt, chosen, rejected = _sizes(batch)
+    plain = 2 * len(prompt) * int((prompt + torch.maximum(chosen, rejected)).max())
+    packed = len(prompt) * int((prompt + chosen + rejected).max())
+    return packed < (1 - WORTH_PACKING) * plain
+
+
+def two_rows(batch: Batch) -> Layout:
+    """Both sides in one forward, chosen rows first."""
+    prompt, chosen, rejected = _sizes(batch)
+    pairs = len(prompt)
+    width = int((prompt + torch.maximum(chosen, rejected)).max())
+    ids = torch.zeros(2 * pairs, width, dtype=torch.long)
+    for first, side in ((0, batch.chosen), (pairs, batch.rejected)):
+        _copy(ids[first : first + pairs], side)
+    answers = [_answers(prompt, count, width, row=side * pairs) for side, count in enumerate((chosen, rejected))]
+    predicts, pair, place = (torch.cat(parts) for parts in zip(*answers, strict=True))
+    both = torch.arange(pairs)
+    return Layout(
+        ids,
+        torch.cat([prompt + chosen, prompt + rejected]),
+        predicts,
+        ids.flatten()[predicts + 1],
+        pair,
+        place,
+        torch.stack([chosen, rejected]),
+        int(torch.maximum(chosen, rejected).max()),
+        int(chosen.sum()),
+        (CHOSEN, REJECTED),
+        both.repeat(2),
+        both.new_tensor([CHOSEN, REJECTED]).repeat_interleave(pairs),
+    )
+
+
+def one_side(batch: Batch, side: int) -> Layout:
+    """The rows of one side alone: its own graph, so that its backward can be kept apart."""
+    prompt, *counts = _sizes(batch)
+    count, pairs = counts[side], len(prompt)
+    ids = torch.zeros(pairs, int((prompt + count).max()), dtype=torch.long)
+    _copy(ids, (batch.chosen, batch.rejected)[side])
+    predicts, pair, place = _answers(prompt, count, ids.shape[1])
+    return Layout(
+        ids,
+        prompt + count,
+        predicts,
+        ids.flatten()[predicts + 1],
+        pair,
+        place,
+        count[None],
+        int(count.max()),
+        len(predicts) if side == CHOSEN else 0,
+        (side,),
+        torch.arange(pairs),
+        torch.full((pairs,), side),
+    )
+
+
+def packed(batch: Batch) -> Layout:
+    """One row per pair: prompt, chosen, rejected."""
+    prompt, chosen, rejected = _sizes(batch)
+    pairs = len(prompt)
+    width = int((prompt + chosen + rejected).max())
+    ids = torch.zeros(pairs, width, dtype=torch.long)
+    segments = torch.zeros(pairs, width, dtype=torch.int8)
+    positions = torch.arange(width).repeat(pairs, 1)
+    plain_width = int((prompt + torch.maximum(chosen, rejected)).max())
+    unpacked = torch.arange(plain_width).clamp(max=width - 1).repeat(2 * pairs, 1)
+    for i, (p, w, l) in enumerate(zip(prompt.tolist(), chosen.tolist(), rejected.tolist(), strict=True)):  # noqa: E741
+        ids[i, : p + w] = _real(batch.chosen, i)
+        ids[i, p + w : p + w + l] = _real(batch.rejected, i)[p:]
+        segments[i, p : p + w], segments[i, p + w : p + w + l] = 1, 2
+        positions[i, p + w :] -= w
+        unpacked[pairs + i, p : p + l] += w
+    first = _answers(prompt, chosen, width)
+    second = _answers(prompt, rejected, width, skip=chosen)
+    predicts, pair, place = (torch.cat(parts) for parts in zip(first, second, strict=True))
+    targets = torch.cat([ids.flatten()[first[0] + 1], _targets_of(batch.rejected, prompt, rejected)])
+    return Layout(
+        ids,
+        prompt + chosen + rejected,
+        predicts,
+        targets,
+        pair,
+        place,
+        torch.stack([chosen, rejected]),
+        int(torch.maximum(chosen, rejected).max()),
+        int(chosen.sum()),
+        (CHOSEN, REJECTED),
+        torch.arange(pairs),
+        None,
+        positions,
+        segments,
+        unpacked,
+    )
+
+
+def plain_rows(layout: Layout) -> Layout:
+    """The two-row layout a packed one unfolds to: what lies above the block where it is unfolded."""
+    assert layout.unpacked is not None
+    pairs, width = layout.pairs, layout.unpacked.shape[1]
+    prompt = (layout.segments == 0).sum(1) - (layout.ids.shape[1] - layout.lengths)  # type: ignore[union-attr]
+    row = layout.pair.clone()
+    row[layout.split :] += pairs
+    predicts = row * width + prompt[layout.pair] + layout.place - 1
+    both = torch.arange(pairs, device=layout.ids.device)
+    return replace(
+        layout,
+        ids=layout.ids.repeat(2, 1).gather(1, layout.unpacked),
+        lengths=torch.cat([prompt + count for count in layout.counts]),
+        predicts=predicts,
+        row_pair=both.repeat(2),
+        row_side=both.new_tensor([CHOSEN, REJECTED]).repeat_interleave(pairs),
+        positions=None,
+        segments=None,
+        unpacked=None,
+    )
+
+
+def _sizes(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of prompt, chosen and rejected, [pairs] each."""
+    chosen, rejected = batch.chosen.response.sum(1), batch.rejected.response.sum(1)
+    return batch.chosen.attention.sum(1) - chosen, chosen, rejected
+
+
+def _real(side: Side, row: int) -> Tensor:
+    return side.ids[row][side.attention[row].bool()]
+
+
+def _copy(ids: Tensor, side: Side) -> None:
+    """The real tokens of a side, moved to the left; a batch may have been padded on either side."""
+    for row in range(len(ids)):
+        real = _real(side, row)
+        ids[row, : len(real)] = real
+
+
+def _answers(
+    prompt: Tensor, counts: Tensor, width: int, *, row: int = 0, skip: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each answer token is predicted, its pair and its place; `skip` tokens lie between prompt and answer."""
+    pair = torch.arange(len(counts)).repeat_interleave(counts)
+    starts = counts.cumsum(0) - counts
+    place = torch.arange(len(pair)) - starts[pair]
+    column = prompt[pair] + place - 1
+    if skip is not None:  # the first token of the answer is still predicted by the end of the prompt
+        column = column + torch.where(place > 0, skip[pair], 0)
+    return (row + pair) * width + column, pair, place
+
+
+def _targets_of(side: Side, prompt: Tensor, counts: Tensor) -> Tensor:
+    rows = zip(prompt.tolist(), counts.tolist(), strict=True)
+    return torch.cat([_real(side, i)[p : p + n] for i, (p, n) in enumerate(rows)])

@@ -1,0 +1,109 @@
+"""One forward of a layout: hidden states of the answers, and their log-probabilities."""
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rcray.data.batch import Batch, Side
+from rcray.data.layout import Layout, packed, plain_rows, two_rows
+from rcray.models.head import HeadPass, OnResiduals, head_pass
+from rcray.models.likelihood import body_of, has_plain_head
+
+log = logging.getLogger(__name__)
+
+
+def answer_hidden(model: Any, layout: Layout) -> Tensor:
+    """Hidden states that predict the answer tokens, [answers, hidden], with their graph."""
+    inputs: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
+    if layout.packed:
+        inputs |= {"attention_mask": layout.mask(), "position_ids": layout.positions}
+    hidden = body_of(model)(**inputs).last_hidden_state
+    above = plain_rows(layout) if layout.packed and hidden.shape[0] != layout.ids.shape[0] else layout
+    return hidden.reshape(-1, hidden.shape[-1])[above.predicts]
+
+
+def answer_logps(
+    model: Any,
+    layout: Layout,
+    *,
+    scores: bool = False,
+    on_residuals: OnResiduals | None = None,
+) -> tuple[Tensor, HeadPass]:
+    """Log-probabilities of the answer tokens, [answers], and the head's pass they came from."""
+    hidden = answer_hidden(model, layout)
+    return head_pass(model.get_output_embeddings(), hidden, layout.targets, scores=scores, on_residuals=on_residuals)
+
+
+@contextmanager
+def unfolding(block: nn.Module, layout: Layout) -> Iterator[None]:
+    """Within it, `block`, the last one, sees the two plain rows of each packed pair: its gradients part by side.
+
+    Everything that lies along the row (positions, rotary angles) is unfolded with the hidden states; plain rows need
+    no mask.
+    """
+    if not layout.packed:
+        yield
+        return
+    assert layout.unpacked is not None
+    pairs, width, columns = layout.pairs, layout.ids.shape[1], layout.unpacked
+    row = torch.arange(pairs, device=columns.device).repeat(2)[:, None]
+
+    def unfold(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(unfold(part) for part in value)
+        if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != width:
+            return value
+        return value[row, columns] if value.shape[0] == pairs else value.expand(pairs, *value.shape[1:])[row, columns]
+
+    def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        kwargs = {name: None if name == "attention_mask" else unfold(value) for name, value in kwargs.items()}
+        return tuple(unfold(value) for value in args), kwargs
+
+    handle = block.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def can_share_prompts(model: Any) -> bool:
+    """Whether packed rows give this model's likelihoods; tried once per model, on a few tokens."""
+    known = model.__dict__.get("rcray_shares_prompts")
+    if known is None:
+        known = _takes_packed_rows(model) and _packed_equals_plain(model)
+        model.rcray_shares_prompts = known
+        if not known:
+            log.info("%s does not take packed rows; each pair is forwarded as two rows", type(model).__name__)
+    return bool(known)
+
+
+def _takes_packed_rows(model: Any) -> bool:
+    config = model.config
+    if getattr(config, "_attn_implementation", None) != "sdpa" or not has_plain_head(model):
+        return False
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return False  # a mask of ours would lift the window
+    return "position_ids" in inspect.signature(body_of(model).forward).parameters
+
+
+def _packed_equals_plain(model: Any) -> bool:
+    weight = model.get_output_embeddings().weight
+    words = torch.arange(1, 12) % weight.shape[0]
+
+    def side(*columns: int) -> Side:
+        ids = words[list(columns)][None]
+        return Side(ids, torch.ones_like(ids), (torch.arange(len(columns)) >= 3).long()[None])
+
+    batch = Batch(torch.tensor([0]), side(0, 1, 2, 3, 4, 5), side(0, 1, 2, 6, 7))
+    exact = weight.dtype in (torch.float32, torch.float64)
+    try:
+        with torch.no_grad():
+            one, two = (answer_logps(model, make(batch).to(weight.device))[0].float() for make in (packed, two_rows))
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)

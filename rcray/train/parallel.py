@@ -1,0 +1,111 @@
+"""How workers work on one model: reductions, explicit gradient sums (ddp), or sharded blocks (fsdp, FSDP2)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rcray.models.likelihood import body_of
+
+#: Elements of one all-reduce: many small adapters travel together, a large matrix alone.
+BUCKET = 2**22
+
+
+class ProcessGroup:
+    """Reductions over the workers of a torch process group."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over workers."""
+        total = tensor.contiguous()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, values: Tensor) -> Tensor:
+        """All workers' values, [workers, ...]."""
+        rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, values.contiguous())
+        return torch.stack(rows)
+
+
+def sum_gradients(gradients: Sequence[Tensor]) -> None:
+    """Sums every gradient over the workers, in place; sharded ones were reduced by their own backward."""
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in [g for g in gradients if not isinstance(g, DTensor)]:
+        if bucket and (size + gradient.numel() > BUCKET or gradient.dtype != bucket[0].dtype):
+            _sum_bucket(bucket)
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.numel()
+    if bucket:
+        _sum_bucket(bucket)
+
+
+def _sum_bucket(bucket: list[Tensor]) -> None:
+    if len(bucket) == 1 and bucket[0].is_contiguous():
+        dist.all_reduce(bucket[0])
+        return
+    flat = torch.cat([g.reshape(-1) for g in bucket])
+    dist.all_reduce(flat)
+    for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def clip_norm(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+    """Like torch's `clip_grad_norm_`, over whole and sharded gradients together."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    whole = [g for g in gradients if not isinstance(g, DTensor)]
+    shards = [g.to_local() for g in gradients if isinstance(g, DTensor)]
+    device = gradients[0].device
+
+    def squares(parts: Sequence[Tensor]) -> Tensor:
+        found = [torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in parts if g.numel()]
+        return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64, device=device)
+
+    sharded = squares(shards)
+    dist.all_reduce(sharded)
+    norm = (squares(whole) + sharded).sqrt()
+    factor = limit / (float(norm) + 1e-6)  # torch's own epsilon
+    if math.isfinite(factor) and factor < 1:
+        for part in (*whole, *shards):
+            part.mul_(factor)
+    return norm
+
+
+def shard(model: Any, *, mixed: torch.dtype | None = None) -> None:
+    """FSDP2: every block and the rest of the body are sharded over all workers.
+
+    Whole on each worker stay what the step handles by hand: the head, whose gradient is a by-product of the
+    likelihoods, and trained adapters, which are small. Their gradients are summed explicitly.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    body = body_of(model)
+    device = next(model.parameters()).device
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    by_hand = {model.get_output_embeddings().weight}
+    if len(trained) < sum(1 for _ in model.parameters()):
+        by_hand |= set(trained)
+    options: dict[str, Any] = {"mesh": mesh, "ignored_params": by_hand}
+    if mixed is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32)
+    for block in blocks_of(body):
+        fully_shard(block, **options)
+    fully_shard(body, **options)
+    for module in body.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # seeds are over the pairs of all workers already: sum, not mean
+
+
+def blocks_of(body: nn.Module) -> nn.ModuleList:
+    """The transformer blocks of a body: its longest list of modules."""
+    lists = [module for module in body.children() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ValueError(f"{type(body).__name__} has no list of blocks to shard")
+    return max(lists, key=len)

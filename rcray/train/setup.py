@@ -1,0 +1,147 @@
+"""From a config to what an optimizer step works on: objective, reference, scores, optimizer, precision, workers."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rcray.calibration import Calibrator, score_parameters
+from rcray.calibration.incentives import OneWorker, Reduce
+from rcray.config import RunConfig
+from rcray.config.schema import TrainConfig
+from rcray.data.batch import Schedule
+from rcray.data.encoded import EncodedPairs
+from rcray.errors import ConfigError
+from rcray.models.likelihood import body_of
+from rcray.models.load import LoadedModel, load_model
+from rcray.models.reference import reference_logps
+from rcray.objectives import build_objective
+from rcray.store import Store
+from rcray.train.parallel import ProcessGroup, blocks_of, clip_norm, shard, sum_gradients
+from rcray.train.parts import may_share_prompts, score_source
+from rcray.train.step import StepState
+
+
+def step_state(
+    config: RunConfig,
+    store: Store,
+    loaded: LoadedModel,
+    data: EncodedPairs,
+    schedule: Schedule,
+    device: torch.device,
+    workers: int,
+) -> StepState:
+    """Everything a step needs; the reference is computed or found before the model is sharded."""
+    calibration, train, execution, model = config.calibration, config.train, config.execution, loaded.model
+    objective = build_objective(config.objective)
+    traits = objective.params.traits
+    reference = live = None
+    if config.needs_reference:
+        if traits.token_level:  # sums are not enough: keep the frozen model itself
+            live = model if config.model.trains_adapters else _frozen_copy(config, store, device)
+        else:
+            reference = reference_logps(loaded, data, store.cache, device)
+    reads_off = not (traits.needs_reference_distribution or calibration.record_full)
+    source = score_source(model, calibration.scores) if reads_off else None
+    sharing = execution.prompt_sharing if may_share_prompts(model, source) else "off"
+    if execution.prompt_sharing == "on" and sharing == "off":
+        raise ConfigError(
+            "execution.prompt_sharing: 'on', but this model, objective or choice of scores does not allow it",
+            fix="use auto, which shares prompts where it can",
+        )
+    if execution.gradient_checkpointing:
+        checkpoint_blocks(model)
+    sharded = execution.parallel == "fsdp"
+    if sharded:
+        if source is None:
+            raise ConfigError(
+                f"execution.parallel: 'fsdp' needs scores that are read off the backward, not "
+                f"{calibration.scores!r} of {config.objective.name!r}",
+                fix="use calibration.scores head, sketch or adapters, or parallel: ddp",
+            )
+        shard(model, mixed=torch.bfloat16 if train.precision == "bfloat16" else None)
+    optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
+    reduce: Reduce = ProcessGroup() if workers > 1 else OneWorker()
+    return StepState(
+        model=model,
+        objective=objective,
+        likelihood=config.likelihood,
+        calibrator=Calibrator(calibration.ema_beta, clip=calibration.clip) if calibration.enabled else None,
+        per_micro_batch=calibration.granularity == "microbatch",
+        score_parameters=[] if source else score_parameters(model, calibration.scores),
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(
+            optimizer, learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
+        ),
+        clip_norm=train.clip_norm,
+        batch_size=train.batch_size,
+        reduce=reduce,
+        workers=workers,
+        source=source,
+        full_parameters=score_parameters(model, "full") if calibration.record_full else (),
+        share_prompts=sharing,
+        reference=reference,
+        live_reference=live,
+        precision=precision_of(train, device),
+        device=device,
+        reduce_gradients=sum_gradients if workers > 1 else None,
+        clip=clip_norm if sharded else torch.nn.utils.clip_grad_norm_,
+    )
+
+
+def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
+    return load_model(config.model, store.cache, device=device).model.eval().requires_grad_(False)
+
+
+def precision_of(train: TrainConfig, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """What forwards run in: nothing special, or bfloat16 autocast on a device that has it."""
+    if train.precision == "weights":
+        return nullcontext
+    has_it = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not has_it:
+        raise ConfigError(
+            f"train.precision: 'bfloat16', and this {device.type} has no bfloat16 arithmetic",
+            fix="use train.precision: weights",
+        )
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def build_optimizer(trained: list[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW, with its moments in 32 or in 8 bits."""
+    if train.optimizer == "adamw":
+        return torch.optim.AdamW(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise ConfigError(
+            "train.optimizer: 'adamw8bit' needs the package bitsandbytes, which is not installed",
+            fix="pip install bitsandbytes, or use train.optimizer: adamw",
+        ) from None
+    made: torch.optim.Optimizer = AdamW8bit(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
+    return made
+
+
+def checkpoint_blocks(model: Any) -> None:
+    """Recomputes the blocks in the backward, all but the last.
+
+    The last is the first to be recomputed, so it would save almost nothing, and it is where adapters are watched.
+    """
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    last: Any = blocks_of(body_of(model))[-1]
+    last.gradient_checkpointing = False
+
+
+def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, total: int) -> Callable[[int], float]:
+    """The multiplier of the learning rate at each step: linear warm-up, then constant or cosine to zero."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+    return factor
