@@ -28,11 +28,20 @@ def measure(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str,
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+def machine() -> str:
+    """What it was measured on."""
+    return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def table(title: str, seconds: dict[str, float], baseline: str) -> str:
+    """Milliseconds and ratios to `baseline`, a line each."""
+    width = max(map(len, seconds))
+    lines = [f"{name:{width}s}  {1000 * s:8.1f} ms  {s / seconds[baseline]:6.3f}x" for name, s in seconds.items()]
+    return "\n".join([f" {title}", *(f"  {line}" for line in lines)])
+
+
 def report(title: str, seconds: dict[str, float], baseline: str, **facts: object) -> None:
     """Prints a table, and as the last line one JSON object of the ratios to `baseline`."""
-    print(f"{title} ({platform.machine()}, {os.cpu_count()} cores; median of interleaved rounds)")
-    width = max(map(len, seconds))
-    for name, value in seconds.items():
-        print(f"  {name:{width}s}  {1000 * value:8.1f} ms  {value / seconds[baseline]:6.3f}x")
+    print(table(f"{title} ({machine()}; median of interleaved rounds)", seconds, baseline))
     ratios = {name: round(value / seconds[baseline], 4) for name, value in seconds.items()}
     print(json.dumps({"benchmark": title, "baseline": baseline, "ratios": ratios, **facts}))

@@ -134,6 +134,6 @@ def test_with_calibration_it_is_the_published_wrapper(store):
     calibrator = Calibrator(config.calibration.ema_beta, clip=config.calibration.clip)
     expected = plain_training(prepare(Job(config, store, run_id(config), "b"), 0, 1), calibrator)
     got = ours.state.model.state_dict()
-    # Adam divides by the root of tiny second moments; gradients are compared to 1e-9 in tests/math/test_one_backward.py.
+    # Adam divides by the root of tiny second moments; tests/math/test_one_backward.py compares gradients to 1e-9.
     assert max((expected[name] - got[name]).abs().max() for name in expected) < 1e-4
     assert ours.state.calibrator.ema == pytest.approx(calibrator.ema, abs=1e-5)
