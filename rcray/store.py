@@ -7,6 +7,7 @@ STORE/
     dynamics/*.parquet    one row per optimizer step
     checkpoints/          resumable state
     final/                the trained model and its tokenizer
+    best/                 the model that ranked the probe pairs best, where asked for
     evaluation.json       metric rows
   cache/                  tiny models, reference likelihoods: by content, shared by every run
   experiments/NAME/       ledger.json, tracking.json, tables/, figures/, report.html
@@ -62,6 +63,11 @@ class RunDir:
     def final(self) -> Path:
         """The trained model."""
         return self.path / "final"
+
+    @property
+    def best(self) -> Path:
+        """The model that ranked the probe pairs best, where it was to be kept."""
+        return self.path / "best"
 
     @property
     def evaluation(self) -> Path:

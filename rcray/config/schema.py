@@ -96,6 +96,9 @@ class ExecutionConfig(Section):
     gpus_per_worker: float = Field(0.0, ge=0)
     checkpoint_every: int = Field(50, ge=1, description="optimizer steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
+    storage: str | None = Field(
+        None, description="URI each run is copied to at its checkpoints, for nodes without a shared disk: s3://..."
+    )
     keep_best: bool = Field(False, description="keep the model of the checkpoint that ranks most probe pairs rightly")
     prompt_sharing: Literal["auto", "on", "off"] = Field(
         "auto", description="compute the prompt of a pair once for both answers; auto: where it spares enough"

@@ -17,8 +17,11 @@ from rcray.store import publish_directory
 _PROBE = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9."
 
 
-def save_trained(loaded: LoadedModel, directory: Path) -> None:
-    """Writes what was trained, the tokenizer and the chain; the base of an adapter is not copied."""
+def save_trained(loaded: LoadedModel, directory: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Writes what was trained, the tokenizer and the chain; the base of an adapter is not copied.
+
+    `weights` stand in for those of a model whose own are sharded.
+    """
     origin, model = loaded.origin, loaded.model
     assert origin is not None, "a model made in memory has no chain"
     if origin.config.trains_adapters:
@@ -26,7 +29,7 @@ def save_trained(loaded: LoadedModel, directory: Path) -> None:
         model.save_pretrained(directory, safe_serialization=True, save_embedding_layers=False)
         (directory / "README.md").unlink(missing_ok=True)  # an empty form
     else:
-        model.save_pretrained(directory, safe_serialization=True)
+        model.save_pretrained(directory, safe_serialization=True, state_dict=weights)
     loaded.tokenizer.save_pretrained(directory)
     write_chain(origin, directory, ACTIVE if origin.config.trains_adapters else FULL)
 

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 
 from rcray.errors import CheckpointError
 from rcray.store import read_json, write_json
+from rcray.train.sharded import copy_into, is_sharded, load_optimizer, whole, whole_weights
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +41,44 @@ class Progress:
     seconds: float = 0.0
     tokens: int = 0
     in_band_steps: int = 0
+    best: list[float] = field(default_factory=list)  # accuracy and margin on the probe of the best model kept so far
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A sharded model gathered from all workers: its weights by name, and its optimizer's state."""
+
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+
+    @classmethod
+    def gather(cls, model: Any, optimizer: torch.optim.Optimizer) -> "Snapshot | None":
+        """All workers must take part; None for a model that every worker holds whole."""
+        if not is_sharded(model):
+            return None
+        return cls(whole_weights(model, trained_only=_adapters(model) is not None), whole(optimizer.state_dict()))
 
 
 def save_checkpoint(
-    directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any, progress: Progress, keep: int
+    directory: Path,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    progress: Progress,
+    keep: int,
+    gathered: Snapshot | None = None,
 ) -> Path:
     """Publishes a checkpoint by one rename, then removes those beyond the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"step-{progress.step:08d}"
     temporary = Path(tempfile.mkdtemp(dir=directory, prefix=".writing-"))
     try:
-        _save_weights(model, temporary / "model.safetensors")
+        if gathered is None:
+            _save_weights(model, temporary / "model.safetensors")
+        else:
+            save_file(gathered.weights, temporary / "model.safetensors")
         tensors = {
-            "optimizer": optimizer.state_dict(),
+            "optimizer": gathered.optimizer if gathered else optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
             "random": torch.get_rng_state(),
         }
@@ -90,7 +116,7 @@ def restore_newest(directory: Path, model: Any, optimizer: torch.optim.Optimizer
             continue
         _load_weights(model, path / "model.safetensors")
         tensors = torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
-        optimizer.load_state_dict(tensors["optimizer"])
+        load_optimizer(optimizer, tensors["optimizer"])
         scheduler.load_state_dict(tensors["scheduler"])
         torch.set_rng_state(tensors["random"])
         return Progress(**read_json(path / "state.json"))
@@ -114,18 +140,18 @@ def _save_weights(model: Any, path: Path) -> None:
 
 def _load_weights(model: Any, path: Path) -> None:
     adapters = _adapters(model)
-    if adapters is None:
+    if adapters is None and not is_sharded(model):
         load_model(model, str(path))
         return
+    adapters = adapters or dict(model.named_parameters())
     saved = load_file(path)
     if {name: p.shape for name, p in saved.items()} != {name: p.shape for name, p in adapters.items()}:
         raise CheckpointError(
-            f"checkpoint {path.parent.name}: its adapters are not those of this model",
+            f"checkpoint {path.parent.name}: its weights are not those of this model",
             fix="remove the run's checkpoints directory to start the run again",
         )
-    with torch.no_grad():
-        for name, p in adapters.items():
-            p.copy_(saved[name])
+    for name, p in adapters.items():
+        copy_into(p, saved[name])
 
 
 def verify(path: Path) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from rcray.config import RunConfig, run_id
 from rcray.store import RunDir, Store, write_atomic
+from rcray.train.mirror import Mirror
 
 # Ray reads these when it is imported. The controller polls its workers this often: at the default of 2 s every
 # report of a small run would wait that long.
@@ -40,6 +41,8 @@ def launch(
     """
     key = run_id(config)
     run = store.run(key)
+    if config.execution.storage and not is_finished(run):
+        Mirror(config.execution.storage, run).pull()
     if is_finished(run):
         return run.read_status()
     write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
@@ -74,4 +77,6 @@ def launch(
         ),
     )
     trainer.fit()
+    if config.execution.storage:  # the workers may have written on another node
+        Mirror(config.execution.storage, run).pull()
     return run.read_status()

@@ -9,7 +9,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
 from rcray.store import RunDir, Store, publish_directory, write_json
-from rcray.train.checkpoint import Progress, restore_newest, save_checkpoint
+from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder
+from rcray.train.mirror import Mirror
 from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
 
@@ -60,6 +61,12 @@ class Job:
         """The run's directory."""
         return self.store.run(self.run_id)
 
+    @property
+    def mirror(self) -> Mirror | None:
+        """Its copy on remote storage, where one is kept."""
+        uri = self.config.execution.storage
+        return Mirror(uri, self.run) if uri else None
+
 
 def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
     """Trains one run to its end, from its newest checkpoint if it has one."""
@@ -78,6 +85,8 @@ def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
                 f"run {job.run_id}: another process is training it", fix="wait for it, or end that process"
             ) from None
     try:
+        if job.mirror:
+            job.mirror.pull()
         training = prepare(job, rank, workers)
         training.start()
         return training.run()
@@ -148,6 +157,7 @@ class Training:
     probe: Batch
     recorder: Recorder
     progress: Progress
+    standing: list[float] = field(default_factory=list)  # accuracy and margin of the last look at the probe
 
     def run(self) -> dict[str, Any]:
         """The loop itself: probe, step, record, checkpoint."""
@@ -169,7 +179,8 @@ class Training:
                 probed = self._probe()
             epoch = step // schedule.steps_per_epoch
             row = {**row, **probed, "step": progress.step, "epoch": epoch, "tokens": tokens}
-            self.recorder.add(row)
+            if self.rank == 0:
+                self.recorder.add(row)
             if self.job.on_step and self.rank == 0:
                 self.job.on_step({**row, "total_steps": schedule.total_steps})
             if last or progress.step % config.execution.checkpoint_every == 0:
@@ -194,31 +205,51 @@ class Training:
     def _probe(self) -> dict[str, Any]:
         """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
         mean = self.state.likelihood == "mean"
-        with torch.no_grad():
+        with torch.no_grad(), self.state.precision():
             sides = [side_logps(self.state.model, side) for side in (self.probe.chosen, self.probe.rejected)]
-            z = [(s.sums / s.lengths if mean else s.sums).mean().item() for s in sides]
+            z_w, z_l = (s.sums / s.lengths if mean else s.sums for s in sides)
+        z = [z_w.mean().item(), z_l.mean().item()]
+        self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
         realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""
         return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
 
     def _save(self, last: bool) -> None:
         """Records first, then the checkpoint that vouches for them; at the end the model in place of checkpoints."""
-        run = self.job.run
+        run, state, execution = self.job.run, self.state, self.job.config.execution
+        gathered = Snapshot.gather(state.model, state.optimizer)
+        weights = gathered.weights if gathered else None
+        better = execution.keep_best and self._is_best(probed=last)
         if self.rank == 0:
-            self.progress.calibrator = self.state.calibrator.state_dict() if self.state.calibrator else None
+            self.progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
             self.recorder.flush()
+            if better:
+                publish_model(self.loaded, run.best, weights)
             if last:
-                publish_model(self.loaded, run.final)
+                publish_model(self.loaded, run.final, weights)
                 self._write_status("ok")
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
             else:
-                keep = self.job.config.execution.keep_checkpoints
-                state = self.state
-                save_checkpoint(run.checkpoints, state.model, state.optimizer, state.scheduler, self.progress, keep)
+                keep = execution.keep_checkpoints
+                place, progress = run.checkpoints, self.progress
+                save_checkpoint(place, state.model, state.optimizer, state.scheduler, progress, keep, gathered)
                 self._write_status("running")
+            if mirror := self.job.mirror:
+                mirror.push()
         self._meet()
         if not self.job.inside:  # (4) progress for Ray, at checkpoints only: every rank, equally often
             ray.train.report({"step": self.progress.step, "total_steps": self.schedule.total_steps})
+
+    def _is_best(self, *, probed: bool) -> bool:
+        """Whether the model as it stands ranks more probe pairs rightly than any kept before; then by margin."""
+        if not probed:
+            kept = self.progress.last_probe  # a look between the probes does not move the recorded pathway
+            self._probe()
+            self.progress.last_probe = kept
+        better = self.standing > (self.progress.best or [-1.0, 0.0])
+        if better:
+            self.progress.best = self.standing
+        return better
 
     def _meet(self) -> None:
         """(3) Ray Train made the process group; nobody runs ahead of what rank 0 is writing."""
@@ -236,6 +267,7 @@ class Training:
             "seconds": round(progress.seconds, 3),
             "tokens": progress.tokens,
             "in_band": progress.in_band_steps / progress.step if progress.step else None,
+            "best": dict(zip(("accuracy", "margin"), progress.best, strict=False)) or None,
             "data": self.data.report.summary(),
             "data_fingerprint": self.data.fingerprint(),
             "writer": {"host": platform.node(), "pid": os.getpid()},
@@ -265,6 +297,6 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     )
 
 
-def publish_model(loaded: LoadedModel, target: Path) -> None:
+def publish_model(loaded: LoadedModel, target: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Saves what was trained, tokenizer and adapter chain as one directory, whole or not at all."""
-    publish_directory(target, lambda directory: save_trained(loaded, directory))
+    publish_directory(target, lambda directory: save_trained(loaded, directory, weights))

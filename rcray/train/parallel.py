@@ -10,25 +10,30 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rcray.models.likelihood import body_of
+from rcray.models.load import CPU
 
 #: Elements of one all-reduce: many small adapters travel together, a large matrix alone.
 BUCKET = 2**22
 
 
 class ProcessGroup:
-    """Reductions over the workers of a torch process group."""
+    """Reductions over the workers of a torch process group, which may know tensors of its own device only."""
+
+    def __init__(self, device: torch.device = CPU):
+        self.device = device
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over workers."""
-        total = tensor.contiguous()
+        total = tensor.to(self.device).contiguous()
         dist.all_reduce(total)
-        return total
+        return total.to(tensor.device)
 
     def gather(self, values: Tensor) -> Tensor:
         """All workers' values, [workers, ...]."""
-        rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, values.contiguous())
-        return torch.stack(rows)
+        here = values.to(self.device).contiguous()
+        rows = [torch.empty_like(here) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, here)
+        return torch.stack(rows).to(values.device)
 
 
 def sum_gradients(gradients: Sequence[Tensor]) -> None:
@@ -100,6 +105,7 @@ def shard(model: Any, *, mixed: torch.dtype | None = None) -> None:
     fully_shard(body, **options)
     for module in body.modules():
         if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums
             module.set_gradient_divide_factor(1.0)  # seeds are over the pairs of all workers already: sum, not mean
 
 

@@ -64,7 +64,7 @@ def step_state(
             )
         shard(model, mixed=torch.bfloat16 if train.precision == "bfloat16" else None)
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
-    reduce: Reduce = ProcessGroup() if workers > 1 else OneWorker()
+    reduce: Reduce = ProcessGroup(device) if workers > 1 else OneWorker()
     return StepState(
         model=model,
         objective=objective,

@@ -1,0 +1,177 @@
+"""Models, pairs and optimizer steps that several benchmarks share."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, MistralConfig, MistralForCausalLM
+
+from rcray.calibration import Calibrator, calibrate, score_parameters
+from rcray.calibration.incentives import OneWorker
+from rcray.calibration.scores import Estimator
+from rcray.data.batch import Batch, collate
+from rcray.data.encode import EncodedPair
+from rcray.data.layout import CHOSEN, REJECTED, packed, two_rows
+from rcray.models.forward import answer_logps
+from rcray.models.likelihood import side_logps
+from rcray.models.reference import ReferenceLogps
+from rcray.objectives import PairLogps, objective
+from rcray.train.parts import score_source
+from rcray.train.step import StepState, optimizer_step
+
+LORA_RANK = 16
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's size. `hundred_million` has as many blocks as Pythia-410M and its vocabulary."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+
+    def config(self) -> dict[str, int]:
+        """As transformers names it."""
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": 4 * self.hidden,
+            "max_position_embeddings": 4096,
+        }
+
+
+TINY = Size(8192, 128, 8, 4)
+HUNDRED_MILLION = Size(50304, 512, 24, 8)
+
+
+def build(size: Size, method: str, seed: int = 0) -> Any:
+    """GPT-NeoX for full fine-tuning, Mistral with LoRA on all linear layers; random weights."""
+    torch.manual_seed(seed)
+    if method == "full":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**size.config()))
+    from peft import LoraConfig, get_peft_model
+
+    options = {"num_key_value_heads": size.heads // 2, "sliding_window": None, "tie_word_embeddings": False}
+    base = MistralForCausalLM(MistralConfig(**size.config(), **options))
+    model = get_peft_model(base, LoraConfig(r=LORA_RANK, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear"))
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.02)
+    return model
+
+
+def random_pairs(vocabulary: int, pairs: int, prompt: int, answer: int) -> list[EncodedPair]:
+    """Pairs of exactly these lengths."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(1, vocabulary, (count,), generator=generator).tolist())
+
+    return [EncodedPair(str(i), tokens(prompt), tokens(answer), tokens(answer)) for i in range(pairs)]
+
+
+@dataclass
+class Setting:
+    """One model, one batch, and the steps to compare on them."""
+
+    method: str
+    size: Size
+    batch: Batch
+    sharing: str
+    reference: ReferenceLogps
+    base: Any
+
+    @classmethod
+    def of(cls, method: str, size: Size, *, pairs: int, prompt: int, answer: int, sharing: str) -> "Setting":
+        """A fresh model and random pairs of these lengths."""
+        base = build(size, method)
+        batch = collate(random_pairs(size.vocabulary, pairs, prompt, answer), range(pairs))
+        with torch.no_grad():
+            sums = [side_logps(base, side).sums.double() for side in (batch.chosen, batch.rejected)]
+        counts = torch.full((pairs,), float(answer), dtype=torch.float64)
+        return cls(method, size, batch, sharing, ReferenceLogps(*sums, counts, counts), base)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs in the batch."""
+        return len(self.batch.index)
+
+    def state(self, *, calibrated: bool, estimator: Estimator | None = None) -> StepState:
+        """The state of a training step on a copy of the model."""
+        model = copy.deepcopy(self.base)
+        chosen: Estimator = estimator or ("head" if self.method == "full" else "adapters")
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, 1e-6)
+        return StepState(
+            model=model,
+            objective=objective("dpo"),
+            likelihood="sum",
+            calibrator=Calibrator() if calibrated else None,
+            per_micro_batch=True,
+            score_parameters=[],
+            optimizer=optimizer,
+            scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
+            clip_norm=1.0,
+            batch_size=self.pairs,
+            reduce=OneWorker(),
+            source=score_source(model, chosen),
+            share_prompts=self.sharing,  # type: ignore[arg-type]
+            reference=self.reference,
+        )
+
+    def ours(self, *, calibrated: bool, estimator: Estimator | None = None) -> Callable[[], object]:
+        """rcray's own optimizer step."""
+        state = self.state(calibrated=calibrated, estimator=estimator)
+        return lambda: optimizer_step(state, [self.batch], 1)
+
+    def plain(self) -> Callable[[], object]:
+        """The textbook on rcray's likelihoods: mean loss, backward, clip, update; no band, no scores."""
+        state = self.state(calibrated=False)
+        layout = (packed if self.sharing == "on" else two_rows)(self.batch)
+
+        def run() -> None:
+            logp, _ = answer_logps(state.model, layout)
+            z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
+            update(state, state.objective.loss(self._pairs(z_w, z_l)).mean())
+
+        return run
+
+    def logits(self, *, calibrated: bool) -> Callable[[], object]:
+        """As published: logits of every token, both sides in one graph; calibrated by two extra gradients on it."""
+        state = self.state(calibrated=calibrated)
+        parameters = score_parameters(state.model, "head" if self.method == "full" else "adapters")
+        both = torch.cat([self.batch.chosen.ids, self.batch.rejected.ids])
+        response = torch.cat([self.batch.chosen.response, self.batch.rejected.response])[:, 1:]
+
+        def run() -> None:
+            scores = state.model(input_ids=both, use_cache=False).logits[:, :-1].float()
+            picked = scores.log_softmax(-1).gather(-1, both[:, 1:, None]).squeeze(-1)
+            z_w, z_l = (picked * response).sum(-1).split(self.pairs)
+            pairs = self._pairs(z_w, z_l)
+            if calibrated:
+                loss = calibrate(
+                    state.objective, z_w, z_l, parameters=parameters, calibrator=state.calibrator, pairs=pairs
+                ).loss
+            else:
+                loss = state.objective.loss(pairs)
+            update(state, loss.mean())
+
+        return run
+
+    def _pairs(self, z_w: Tensor, z_l: Tensor) -> PairLogps:
+        ref = self.reference
+        return PairLogps(z_w, z_l, ref.n_w, ref.n_l, ref.sum_w.float(), ref.sum_l.float())
+
+
+def update(state: StepState, loss: Tensor) -> None:
+    """Backward, clip, step."""
+    state.optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(state.parameters, 1.0)
+    state.optimizer.step()
