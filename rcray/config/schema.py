@@ -200,6 +200,8 @@ class RunConfig(Section):
             )
         if self.execution.parallel == "fsdp" and self.model.method == "qlora":
             raise ValueError("execution.parallel 'fsdp' cannot shard 4-bit weights; use model.method lora or full")
+        if self.execution.parallel == "fsdp" and self.train.optimizer == "adamw8bit":
+            raise ValueError("train.optimizer 'adamw8bit' cannot work on sharded weights; use adamw, or parallel ddp")
         return self
 
     @property

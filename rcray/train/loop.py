@@ -93,6 +93,8 @@ def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         if not lost_a_peer(error):  # else the run did nothing wrong: Ray starts the group again
             record_failure(job.run, error, **_identity(job))
+            if rank == 0 and job.mirror:
+                job.mirror.push()
         raise
     finally:
         lock.release()

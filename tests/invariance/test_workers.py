@@ -1,0 +1,122 @@
+"""Two workers, with whole or with sharded models, make the step one process makes; checkpoints fit them all."""
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rcray.calibration import Calibrator
+from rcray.calibration.incentives import OneWorker
+from rcray.config.model import ModelConfig
+from rcray.data.batch import Batch, Side
+from rcray.models.load import load_model
+from rcray.models.reference import ReferenceLogps
+from rcray.objectives import objective
+from rcray.train import parallel
+from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
+from rcray.train.parts import score_source
+from rcray.train.sharded import is_sharded, whole_weights
+from rcray.train.step import StepState, optimizer_step
+from tests.math.test_one_backward import make_batch
+
+PAIRS = 4
+
+
+def build(directory, method, way):
+    config = ModelConfig(name=directory, method=method, lora={"r": 4, "alpha": 8})
+    model = load_model(config, None, seed=1).model
+    torch.manual_seed(3)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.05)
+    source = score_source(model, "head" if method == "full" else "adapters")
+    if way == "fsdp":
+        parallel.shard(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
+    sums = -20 - torch.arange(2.0 * PAIRS, dtype=torch.float64).view(2, PAIRS)
+    return StepState(
+        model=model,
+        objective=objective("dpo"),
+        likelihood="sum",
+        calibrator=Calibrator(0.9),
+        per_micro_batch=True,
+        score_parameters=[],
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
+        clip_norm=0.5,
+        batch_size=PAIRS,
+        reduce=OneWorker() if way == "one" else parallel.ProcessGroup(),
+        workers=1 if way == "one" else 2,
+        source=source,
+        share_prompts="on",
+        reference=ReferenceLogps(sums[0], sums[1], sums[0], sums[1]),
+        reduce_gradients=None if way == "one" else parallel.sum_gradients,
+        clip=parallel.clip_norm if way == "fsdp" else torch.nn.utils.clip_grad_norm_,
+    )
+
+
+def half(batch, rows):
+    sides = [Side(s.ids[rows], s.attention[rows], s.response[rows]) for s in (batch.chosen, batch.rejected)]
+    return Batch(batch.index[rows], *sides)
+
+
+def steps(state, batch, count):
+    return [optimizer_step(state, [batch], step + 1) for step in range(count)]
+
+
+def worker(rank, port, directory, method, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    whole, mine = make_batch(), half(make_batch(), [rank, rank + 2])
+    rows, weights = {}, {}
+    for way in ("one", "ddp", "fsdp"):
+        state = build(directory, method, way)
+        rows[way] = steps(state, whole if way == "one" else mine, 3)
+        weights[way] = whole_weights(state.model, trained_only=True)
+        assert is_sharded(state.model) == (way == "fsdp")
+
+    # Two steps, a checkpoint, and the third step in a new model: as if nothing had happened, sharded or whole.
+    state = build(directory, method, "fsdp")
+    steps(state, mine, 2)
+    gathered = Snapshot.gather(state.model, state.optimizer)
+    if rank == 0:
+        save_checkpoint(results, state.model, state.optimizer, state.scheduler, Progress(2), 1, gathered)
+    dist.barrier()
+    ema = state.calibrator.state_dict()
+    for way in ("fsdp", "ddp"):
+        again = build(directory, method, way)
+        assert restore_newest(results, again.model, again.optimizer, again.scheduler).step == 2
+        again.calibrator.load_state_dict(ema)
+        optimizer_step(again, [mine], 3)
+        weights[f"resumed {way}"] = whole_weights(again.model, trained_only=True)
+    if rank == 0:
+        torch.save({"rows": rows, "weights": weights}, results / "found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(("method", "architecture"), [("full", "tiny-neox"), ("lora", "tiny-mistral")])
+def test_whole_or_sharded_it_is_one_training(quick_cache, tmp_path, method, architecture):
+    mp.spawn(worker, (free_port(), str(quick_cache / architecture), method, tmp_path), nprocs=2)
+    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    for way in ("ddp", "fsdp"):
+        for expected, got in zip(found["rows"]["one"], found["rows"][way], strict=True):
+            for name in ("loss", "z_w", "rho", "log_s_w", "log_r", "log_alpha", "grad_norm"):
+                assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (way, name)
+    start = found["weights"]["one"]
+    for way in ("ddp", "fsdp", "resumed fsdp", "resumed ddp"):
+        got = found["weights"][way]
+        assert got.keys() == start.keys()
+        # Adam's first steps have the size of the learning rate whatever the gradient: a sign decides.
+        apart = torch.cat([(got[name] - start[name]).abs().flatten() for name in start])
+        assert apart.mean() < 1e-5, way
+    for name, value in found["weights"]["fsdp"].items():
+        assert torch.equal(value, found["weights"]["resumed fsdp"][name]), "resumed is uninterrupted, bit for bit"
