@@ -196,7 +196,12 @@ def objectives(json_: JsonOption = False) -> None:
 
 
 @app.command()
-def train(file: FileArgument, store: StoreOption = DEFAULT_STORE, set_: SetOption = None) -> None:
+def train(
+    file: FileArgument,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    profile: Annotated[bool, typer.Option("--profile", help="show where a step's time goes")] = False,
+) -> None:
     """Train one cell; continues from its newest checkpoint, and does nothing if it is finished."""
     cell = _only_cell(file, set_)
     opened = Store.open(store)
@@ -214,9 +219,13 @@ def train(file: FileArgument, store: StoreOption = DEFAULT_STORE, set_: SetOptio
         connect(needs_dashboard=True)
         concurrency([cell], ray.cluster_resources(), 1)
     with ProgressLine(cell.label) as line:
-        status = launch(cell.config, opened, on_step=line.update)
+        status = launch(cell.config, opened, on_step=line.update, profile=profile)
     typer.echo(f"{cell.label}: {status['status']}, {status['step']} steps in {status['seconds']:.1f} s")
     typer.echo(f"  {opened.run(cell.run_id).path}")
+    if profile:
+        from rcray.train.profile import describe
+
+        typer.echo(describe(opened.run(cell.run_id).profile))
     if status["status"] != "ok":
         raise RcrayError(f"{cell.label}: {status['status']}: {status['error']}")
 

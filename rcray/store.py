@@ -70,6 +70,11 @@ class RunDir:
         return self.path / "best"
 
     @property
+    def profile(self) -> Path:
+        """Where a step's time went, where asked for."""
+        return self.path / "profile"
+
+    @property
     def evaluation(self) -> Path:
         """Metric rows."""
         return self.path / "evaluation.json"

@@ -17,7 +17,7 @@ SEMANTICS_VERSION = 1
 #: Fields that came later: at their defaults they say nothing, so that older runs keep their identity.
 _LATER_FIELDS: dict[str, dict[str, Any]] = {
     "calibration": {"record_full": False},
-    "train": {"optimizer": "adamw", "precision": "weights"},
+    "train": {"optimizer": "adamw", "precision": "weights", "micro_batch_tokens": None},
 }
 
 RUN_ID_LENGTH = 12  # hex digits: 48 bits, collisions are out of reach for any grid
@@ -35,6 +35,9 @@ def identity(config: RunConfig) -> dict[str, Any]:
     kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
     if not (calibration.granularity == "microbatch" or kl_baseline):
         del content["train"]["micro_batch_size"]  # gradients are scaled exactly: 8x1 = 1x8
+        del content["train"]["micro_batch_tokens"]
+    elif config.train.micro_batch_tokens is not None:
+        del content["train"]["micro_batch_size"]  # the budget stands in its place
     content["model"] = _active_model_fields(config, content["model"])
     for section, defaults in _LATER_FIELDS.items():
         content[section] = {name: value for name, value in content[section].items() if defaults.get(name, ()) != value}

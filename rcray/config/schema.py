@@ -65,6 +65,9 @@ class TrainConfig(Section):
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(32, ge=1, description="pairs per optimizer step")
     micro_batch_size: int = Field(8, ge=1, description="pairs per forward and backward")
+    micro_batch_tokens: int | None = Field(
+        None, ge=1, description="in place of micro_batch_size: tokens per forward, padding included, per worker"
+    )
     learning_rate: Positive = 1e-6
     weight_decay: NonNegative = 0.0
     clip_norm: Positive = Field(1.0, description="gradient norm above which the gradient is scaled down")

@@ -7,7 +7,7 @@ With bucketing by length, a window of shuffled pairs is sorted by length and cut
 shuffled again: a batch is padded little, and long pairs do not come together in time.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ class Schedule:
     epochs: int
     seed: int
     sizes: np.ndarray | None = field(default=None, repr=False, compare=False)  # [pairs] tokens; None: no bucketing
+    # With a budget of tokens in place of a number of pairs: the budget, and the tokens of each pair.
+    budget: int | None = None
+    tokens: np.ndarray | None = field(default=None, repr=False, compare=False)
     _kept: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -43,7 +46,12 @@ class Schedule:
             if lengths is None:
                 raise ValueError("bucketing by length needs the lengths of the pairs")
             sizes = lengths @ (2, 1, 1)  # the prompt is read on both sides
-        return cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes)
+        made = cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes)
+        if train.micro_batch_tokens is None:
+            return made
+        if lengths is None:
+            raise ValueError("a budget of tokens needs the lengths of the pairs")
+        return replace(made, budget=train.micro_batch_tokens, tokens=lengths @ (2, 1, 1))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -60,10 +68,13 @@ class Schedule:
         epoch, position = divmod(step, self.steps_per_epoch)
         start = position * self.batch_size
         rows = self._order(epoch)[start : start + self.batch_size].tolist()
-        micro = self.micro_batch_size
-        parts = [rows[i : i + micro][rank::workers] for i in range(0, self.batch_size, micro)]
-        if self.sizes is None:
-            return parts
+        if self.budget is not None and self.tokens is not None:
+            parts = [part[rank::workers] for part in within_budget(rows, self.tokens, self.budget, workers)]
+        else:
+            micro = self.micro_batch_size
+            parts = [rows[i : i + micro][rank::workers] for i in range(0, self.batch_size, micro)]
+            if self.sizes is None:
+                return parts
         # Sorted rows: without this, every step would go from short to long, and so would the calibrator's EMAs.
         turned = torch.randperm(len(parts), generator=_generator(self.seed, epoch, 1 + position)).tolist()
         return [parts[i] for i in turned]
@@ -94,6 +105,22 @@ def bucketed(order: np.ndarray, sizes: np.ndarray, batch_size: int, generator: t
     arranged = np.concatenate([part[np.argsort(sizes[part], kind="stable")] for part in parts])
     turned = torch.randperm(len(order) // batch_size, generator=generator).numpy()
     return arranged.reshape(-1, batch_size)[turned].reshape(-1)
+
+
+def within_budget(rows: list[int], tokens: np.ndarray, budget: int, workers: int) -> list[list[int]]:
+    """Cuts a step into micro-batches of like lengths whose padded tokens per worker stay within the budget.
+
+    Each has as many pairs for every worker. Pairs too long for the budget go alone, one to a worker.
+    """
+    longest_first = sorted(rows, key=lambda row: (-int(tokens[row]), row))
+    parts: list[list[int]] = []
+    for start in range(0, len(longest_first), workers):
+        deal = longest_first[start : start + workers]
+        if parts and (len(parts[-1]) // workers + 1) * int(tokens[parts[-1][0]]) <= budget:
+            parts[-1].extend(deal)
+        else:
+            parts.append(deal)
+    return parts
 
 
 def padding_share(schedule: Schedule, lengths: np.ndarray, *, epoch: int = 0, workers: int = 1) -> float:

@@ -19,6 +19,7 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
 os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else every print of a worker shows twice
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own notices
 
 WORKER_RETRIES = 2  # lost workers or nodes; deterministic errors end a run at once
 
@@ -34,10 +35,12 @@ def launch(
     *,
     on_step: Callable[[dict[str, Any]], None] | None = None,
     callbacks: list[Any] | None = None,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Trains one run, or finds it finished; returns its status. Raises what ended it.
 
-    `on_step` is called after every step of a run inside this process; `callbacks` are Ray Train's, for worker groups.
+    `on_step` is called after every step of a run inside this process; `callbacks` are Ray Train's, for worker groups;
+    `profile` watches some steps and writes where their time goes into the run's directory.
     """
     key = run_id(config)
     run = store.run(key)
@@ -55,7 +58,7 @@ def launch(
 
     logging.getLogger("ray.train").setLevel(logging.WARNING)  # its notices would tear the progress line
     execution = config.execution
-    job = Job(config, store, key, uuid.uuid4().hex)
+    job = Job(config, store, key, uuid.uuid4().hex, profile=profile)
     if job.inside:
         job = replace(job, on_step=on_step)
     on_gpu = execution.gpus_per_worker > 0

@@ -9,6 +9,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from rcray.store import RunDir, Store, publish_directory, write_json
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder
 from rcray.train.mirror import Mirror
+from rcray.train.profile import StepProfile
 from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
 
@@ -50,6 +52,7 @@ class Job:
     run_id: str
     attempt: str  # names one launch: a deterministic failure is not tried again within it
     on_step: Callable[[dict[str, Any]], None] | None = None  # only inside the calling process
+    profile: bool = False  # watch some steps of rank 0 and write where their time goes
 
     @property
     def inside(self) -> bool:
@@ -159,6 +162,7 @@ class Training:
     probe: Batch
     recorder: Recorder
     progress: Progress
+    profile: StepProfile | None = None
     standing: list[float] = field(default_factory=list)  # accuracy and margin of the last look at the probe
 
     def run(self) -> dict[str, Any]:
@@ -171,7 +175,8 @@ class Training:
             batches = [
                 collate(self.data.pairs, index) for index in schedule.micro_batches(step, self.rank, self.workers)
             ]
-            row = optimizer_step(self.state, batches, step + 1)
+            with self.profile.step() if self.profile else nullcontext():
+                row = optimizer_step(self.state, batches, step + 1)
             tokens = int(self.state.reduce.sum(torch.tensor(sum(batch.tokens for batch in batches))))
             progress.step = step + 1
             progress.tokens += tokens
@@ -189,6 +194,8 @@ class Training:
                 progress.seconds += time.perf_counter() - clock
                 clock = time.perf_counter()
                 self._save(last)
+        if self.profile:
+            self.profile.close()
         return self.job.run.read_status()
 
     def start(self) -> None:
@@ -294,8 +301,10 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs))))
     schedule = Schedule.of(config, len(data.pairs), data.lengths)
     state = step_state(config, job.store, loaded, data, schedule, device, workers)
+    watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
+    recorder = Recorder(job.run.dynamics)
     return Training(
-        job, rank, workers, loaded, data, schedule, state, probe.to(device), Recorder(job.run.dynamics), Progress()
+        job, rank, workers, loaded, data, schedule, state, probe.to(device), recorder, Progress(), profile=watch
     )
 
 

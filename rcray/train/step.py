@@ -41,6 +41,7 @@ from rcray.models.reference import ReferenceLogps
 from rcray.objectives import Objective, PairLogps
 from rcray.train.micro import Micro, Plain, add_up, take_in
 from rcray.train.parts import ScoreSource, SideScores
+from rcray.train.profile import phase
 
 
 @dataclass
@@ -113,12 +114,15 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
         sums += torch.cat([window.recorded, window.tokens])
 
     if state.reduce_gradients:
-        state.reduce_gradients([p.grad for p in state.parameters if p.grad is not None])
-    norm = float(state.clip(state.parameters, state.clip_norm))
+        with phase("workers"):
+            state.reduce_gradients([p.grad for p in state.parameters if p.grad is not None])
+    with phase("clip"):
+        norm = float(state.clip(state.parameters, state.clip_norm))
     if not math.isfinite(norm):
         raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm})")
     rate = state.optimizer.param_groups[0]["lr"]
-    state.optimizer.step()
+    with phase("update"):
+        state.optimizer.step()
     state.scheduler.step()
     *recorded, real, computed = state.reduce.sum(sums).tolist()
     row = _record([d.calibration for d in decisions], recorded, state.batch_size)
@@ -144,17 +148,20 @@ def loss_and_seeds(objective: Objective, pairs: PairLogps) -> tuple[Tensor, Tens
 def _take_in(state: StepState, batch: Batch, window: Window, step: int, *, apart: bool) -> tuple[Micro, Tensor, Tensor]:
     """A micro-batch's likelihoods and the seeds of its backward, over the pairs of the step."""
     alone = not apart and state.workers == 1 and window.pairs == len(batch.index)
-    micro = take_in(state, batch, apart=apart, alone=alone)
-    loss, seed_w, seed_l = loss_and_seeds(state.objective, micro.pairs)
-    window.recorded += _sums(state, batch, micro.pairs, loss, step)
-    window.tokens += torch.tensor([micro.real_tokens, micro.computed_tokens])
-    window.found.append(incentives(state.objective, micro.pairs))
+    with phase("forward"):
+        micro = take_in(state, batch, apart=apart, alone=alone)
+    with phase("incentives"):
+        loss, seed_w, seed_l = loss_and_seeds(state.objective, micro.pairs)
+        window.recorded += _sums(state, batch, micro.pairs, loss, step)
+        window.tokens += torch.tensor([micro.real_tokens, micro.computed_tokens])
+        window.found.append(incentives(state.objective, micro.pairs))
     return micro, seed_w / state.batch_size, seed_l / state.batch_size
 
 
 def _join(state: StepState, micro: Micro, window: Window) -> None:
     """A micro-batch's scores join the window."""
-    scores = micro.scores()
+    with phase("scores"):
+        scores = micro.scores()
     if isinstance(scores, Products):
         window.products = scores
     else:
@@ -199,9 +206,9 @@ def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Windo
             if isinstance(micro, Plain):  # its scores need the graph that the backward frees
                 _join_full(state, micro, window)
                 _join(state, micro, window)
+            with phase("backward"):
                 micro.backward(seed_w, seed_l)
-            else:
-                micro.backward(seed_w, seed_l)
+            if not isinstance(micro, Plain):
                 _join(state, micro, window)
         return _decide(state, window)
     (batch,) = batches
@@ -210,7 +217,8 @@ def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Windo
     _join(state, micro, window)
     decision = _decide(state, window)
     alpha = decision.calibration.alpha
-    micro.backward(seed_w * alpha, seed_l / alpha)
+    with phase("backward"):
+        micro.backward(seed_w * alpha, seed_l / alpha)
     return decision
 
 
@@ -221,7 +229,8 @@ def _calibrate_over_many(state: StepState, batches: Sequence[Batch], window: Win
         micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=True)
         _join_full(state, micro, window)
         _join(state, micro, window)
-        micro.branches(seed_w, seed_l, branches)
+        with phase("backward"):
+            micro.branches(seed_w, seed_l, branches)
     decision = _decide(state, window)
     alpha = decision.calibration.alpha
     for parameter, from_w, from_l in zip(state.parameters, *branches, strict=True):

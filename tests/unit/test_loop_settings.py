@@ -14,8 +14,10 @@ from rcray.errors import ConfigError, StoreError
 from rcray.models.trained import load_trained
 from rcray.store import Store
 from rcray.train import setup
+from rcray.train.dynamics import read_dynamics
 from rcray.train.launch import is_finished, launch
 from rcray.train.loop import Job, prepare
+from rcray.train.profile import describe
 from tests.small_runs import Killed, kill_at, records, small_config
 
 
@@ -174,3 +176,30 @@ def test_prompts_that_cannot_be_shared_are_not(store):
 def test_what_cannot_be_sharded_is_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         small_config(**settings)
+
+
+def test_the_profile_says_where_the_time_goes(store):
+    config = small_config(calibration=True)
+    launch(config, store, profile=True)
+    directory = store.run(run_id(config)).profile
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["steps"] == 6, "eight steps, the first two left out"
+    assert set(summary["phases_ms"]) == {"forward", "incentives", "scores", "backward", "clip", "update"}
+    assert all(ms > 0 for ms in summary["phases_ms"].values()) and summary["operations_ms"]
+    assert json.loads((directory / "trace.json").read_text())["traceEvents"]
+    text = describe(directory)
+    assert "forward" in text and "trace.json" in text
+
+
+def test_a_budget_of_tokens_is_the_same_training(store, tmp_path):
+    """Cut by tokens or by pairs: with statistics over the step, nothing changes."""
+    results = {}
+    for name, train in {"pairs": {"micro_batch_size": 4}, "tokens": {"micro_batch_tokens": 150}}.items():
+        config = small_config(calibration={"enabled": True, "granularity": "step"}, train=train)
+        place = Store.open(tmp_path / name)
+        (place.root / "cache").symlink_to(store.cache)
+        launch(config, place)
+        results[name] = read_dynamics(place.run(run_id(config)).dynamics).to_pandas()
+        assert run_id(config) == run_id(small_config(calibration={"enabled": True, "granularity": "step"}))
+    for name in ("loss", "z_w", "rho", "log_alpha", "grad_norm"):
+        assert (results["pairs"][name] - results["tokens"][name]).abs().max() < 1e-3, name
