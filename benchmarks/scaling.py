@@ -96,9 +96,8 @@ def main() -> None:
     for axis, values in axes.items():
         print(f" seconds against {axis}" + "".join(f"{v:>12,}" for v in values) + "   exponent")
         for name, row in curves[axis].items():
-            print(
-                f"  {name:{15 + len(axis) - 6}s}" + "".join(f"{s:12.3f}" for s in row) + f"{power(values, row):11.2f}"
-            )
+            cells = "".join(f"{s:12.3f}" for s in row)
+            print(f"  {name:{9 + len(axis)}s}{cells}{power(values, row):11.2f}")
     if not quick:
         draw(curves, axes)
         print(f"wrote {PICTURE.relative_to(Path.cwd()) if PICTURE.is_relative_to(Path.cwd()) else PICTURE}")

@@ -4,6 +4,7 @@ Rows are buffered and written as one part just before each checkpoint. After a k
 checkpoint are removed and their steps are made again, so the record has every step exactly once.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from rcray.records import COLUMNS
+from rcray.records import BY_NAME, COLUMNS
 from rcray.store import write_atomic
 
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
@@ -69,11 +70,21 @@ def read_dynamics(directory: Path, columns: list[str] | None = None, after_step:
     ]
     if not parts:
         return SCHEMA.empty_table().select(wanted)
-    table = pa.concat_tables([pq.read_table(path, columns=read).select(read) for path in parts])
+    table = pa.concat_tables([_read_part(path, read) for path in parts])
     steps = table["step"].to_numpy()
     unique, from_the_end = np.unique(steps[::-1], return_index=True)
     kept = len(steps) - 1 - from_the_end
     return table.take(kept[unique > after_step]).select(wanted)
+
+
+def _read_part(path: Path, columns: list[str]) -> pa.Table:
+    """The columns of one part; one that came later than the part is not measured there."""
+    found = pq.read_table(path)
+    for field in SCHEMA:
+        if field.name in columns and field.name not in found.column_names:
+            empty = {"float": math.nan, "str": "", "bool": False, "int": 0}[BY_NAME[field.name].kind]
+            found = found.append_column(field, pa.array([empty] * found.num_rows, field.type))
+    return found.select(columns)
 
 
 def _write(path: Path, table: pa.Table) -> None:

@@ -255,7 +255,7 @@ def test_only_what_is_trained_is_saved_and_restored(tmp_path):
 
 def test_adapters_of_another_model_are_refused(tmp_path):
     Adapted(0).save(tmp_path, 3)
-    with pytest.raises(CheckpointError, match="step-00000003: its adapters are not those of this model"):
+    with pytest.raises(CheckpointError, match="step-00000003: its weights are not those of this model"):
         Adapted(0, width=2).restore(tmp_path)
 
 

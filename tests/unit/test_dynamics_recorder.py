@@ -144,3 +144,15 @@ def test_chosen_columns_in_their_order(tmp_path):
     table = read_dynamics(tmp_path, columns=["loss", "z_w"], after_step=1)
     assert table.schema.names == ["loss", "z_w"]
     assert table["loss"].to_pylist() == [0.2, 0.3]
+
+
+def test_records_from_before_a_column_are_read_as_not_measured(tmp_path):
+    recorder = Recorder(tmp_path)
+    recorder.add(row(1))
+    recorder.flush()
+    (part,) = tmp_path.glob("part-*.parquet")
+    pq.write_table(pq.read_table(part).drop_columns(["rho_full", "padding"]), part)
+    found = read_dynamics(tmp_path)
+    assert found.schema.names == SCHEMA.names
+    assert math.isnan(found["rho_full"][0].as_py()) and found["step"][0].as_py() == 1
+    assert read_dynamics(tmp_path, ["padding"]).num_rows == 1
