@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from rcray.aggregate.report import Report, build_report
 from rcray.config import Experiment
@@ -28,6 +29,7 @@ def sweep(
     tracking_uri: str | None,
     concurrency: int | None = None,
     on_refresh: Callable[[Ledger], None] | None = None,
+    cluster_file: Path | None = None,
 ) -> Outcome:
     """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
     # Imported here: the command line answers `plan` and `--help` without ray, torch or mlflow.
@@ -36,7 +38,7 @@ def sweep(
 
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
-    options = SweepOptions(concurrency, (evaluate_run,), on_refresh)
+    options = SweepOptions(concurrency, (evaluate_run,), on_refresh, cluster_file)
     delivery = None
     if tracking_uri is not None:
         from rcray.track.mlflow import Delivery, LiveDelivery, open_tracking

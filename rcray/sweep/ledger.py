@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rcray.store import Store, write_json
+from rcray.store import Store, read_json, write_json
 from rcray.sweep.grid import Cell
 
 #: Every status a cell can have. `cached` is `ok` from an earlier command.
@@ -29,6 +29,7 @@ class Entry:
     seconds: float = 0.0
     in_band: float | None = None
     error: str = ""
+    note: str = ""  # what was changed so that the cell could run at all
 
 
 class Ledger:
@@ -52,7 +53,8 @@ class Ledger:
                 status = "cached"
             known = {name: found[name] for name in ("step", "total_steps", "seconds", "in_band") if name in found}
             error = found.get("error", "") if status in UNSUCCESSFUL else ""
-            self.entries[key] = replace(entry, status=status, error=error, **known)
+            note = read_json(store.run(key).adjusted, default={}).get("note", "")
+            self.entries[key] = replace(entry, status=status, error=error, note=note, **known)
 
     def tally(self) -> dict[str, int]:
         """How many cells have each status, in the order of STATUSES."""
@@ -73,8 +75,12 @@ class Ledger:
         """One line for logs and non-terminals."""
         return ", ".join(f"{count} {status}" for status, count in self.tally().items())
 
+    def notes(self) -> list[str]:
+        """One line per cell that did not run as asked."""
+        return [f"* {entry.label}: {entry.note}" for entry in self.entries.values() if entry.note]
+
     def table(self, title: str) -> Any:
-        """A rich table of every cell."""
+        """A rich table of every cell; a star marks one that was changed so that it could run."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -82,7 +88,7 @@ class Ledger:
         table = Table(
             title=Text(title),
             title_justify="left",
-            caption=self.summary(),
+            caption=Text("\n".join([self.summary(), *self.notes()])),
             caption_justify="left",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
@@ -97,7 +103,7 @@ class Ledger:
             total = "?" if entry.total_steps is None else entry.total_steps
             table.add_row(
                 Text(entry.label),
-                Text(entry.status, style=_COLOURS.get(entry.status, "red")),
+                Text(entry.status + ("*" if entry.note else ""), style=_COLOURS.get(entry.status, "red")),
                 f"{entry.step}/{total}",
                 "" if entry.in_band is None else f"{entry.in_band:.0%}",
                 f"{entry.seconds:.1f}" if entry.seconds else "",

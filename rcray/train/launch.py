@@ -31,14 +31,16 @@ def launch(
     config: RunConfig,
     store: Store,
     *,
+    key: str | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
     callbacks: list[Any] | None = None,
 ) -> dict[str, Any]:
     """Trains one run, or finds it finished; returns its status. Raises what ended it.
 
+    `key` names the run where it is not the config's own: a cell carried out in smaller portions than it asked for.
     `on_step` is called after every step of a run inside this process; `callbacks` are Ray Train's, for worker groups.
     """
-    key = run_id(config)
+    key = key or run_id(config)
     run = store.run(key)
     if is_finished(run):
         return run.read_status()
