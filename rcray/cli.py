@@ -23,7 +23,9 @@ app = typer.Typer(
 
 FileArgument = Annotated[Path, typer.Argument(help="experiment file (YAML)", show_default=False)]
 FilesArgument = Annotated[list[Path], typer.Argument(help="experiment files (YAML)", show_default=False)]
-StoreOption = Annotated[Path, typer.Option("--store", help="directory of runs, caches and reports")]
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="RCRAY_STORE", help="directory of runs, caches and reports")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="override a field of every cell; repeatable")
 ]
@@ -220,6 +222,11 @@ def sweep(
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
     experiment, cells = _cells(file, set_, tiny)
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not store.expanduser().is_absolute():
+        raise ConfigError(
+            f"--store {store}: a Ray job runs in a temporary copy of its directory, on one node",
+            fix="give an absolute path on storage that every node mounts, or set RCRAY_STORE on the cluster",
+        )
     opened = Store.open(store)
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
@@ -240,6 +247,43 @@ def sweep(
         sys.exit(EXIT_INTERRUPTED)
     if not outcome.ledger.complete:
         sys.exit(EXIT_FAILED)
+
+
+@app.command()
+def submit(
+    file: FileArgument,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="the cluster's dashboard")
+    ] = "http://127.0.0.1:8265",
+    store: Annotated[
+        Path | None, typer.Option("--store", help="on the cluster, absolute; its RCRAY_STORE unless given")
+    ] = None,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="for the job; no secrets; repeatable")
+    ] = None,
+    working_dir: Annotated[Path, typer.Option(help="what is uploaded")] = Path(),
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="return as soon as it is submitted")] = False,
+) -> None:
+    """Run a sweep as a job on a Ray cluster and follow its log; the job outlives this command."""
+    experiment, _ = _cells(file, set_, tiny)  # refused here, not on the cluster
+    from rcray.sweep.submit import Submission, file_in_job, parse_env
+    from rcray.sweep.submit import submit as run
+
+    if store is not None and not store.is_absolute():
+        raise ConfigError(f"--store {store}: not absolute", fix="give the path as the cluster's nodes see it")
+    options = [part for item in set_ or () for part in ("--set", item)]
+    options += ["--tiny"] if tiny else []
+    options += ["--store", str(store)] if store else []
+    command = ["sweep", file_in_job(file, working_dir), *options]
+    submission = Submission(experiment.name, command, working_dir.resolve(), parse_env(env or ()))
+    sys.exit(run(submission, address, follow_log=not no_follow, write=_write_through))
+
+
+def _write_through(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _print_outcome(outcome: Any, store: Path) -> None:

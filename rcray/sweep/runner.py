@@ -158,13 +158,12 @@ def check_shared_storage(store: Store) -> None:
     probe = store.root / f".seen-by-every-node-{os.getpid()}"
     probe.write_text("")
     try:
-        look = ray.remote(_sees).options(num_cpus=0, max_retries=0)
-        looks = {
-            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-                probe
-            ): node
-            for node in nodes
-        }
+        look = ray.remote(_sees)
+        looks = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = look.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            looks[task.remote(probe)] = node
         done, waiting = ray.wait(list(looks), num_returns=len(looks), timeout=_PROBE_SECONDS)
         blind = [looks[ref]["NodeManagerAddress"] for ref in done if not ray.get(ref)]
     finally:

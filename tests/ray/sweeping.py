@@ -41,6 +41,8 @@ def run(command, expect=0, **more):
 def wait_for(condition, process, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, "the sweep ended before the test could kill it"
+        if process.poll() is not None:
+            said = process.stdout.read() if process.stdout else ""
+            raise AssertionError(f"the sweep ended before the test could disturb it: {said}")
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.05)

@@ -44,6 +44,7 @@ def test_out_of_memory_is_tried_once_more_in_smaller_portions(store, tmp_path):
     assert again.count("cached") >= 2, "what was ok stays ok"
 
 
+@pytest.mark.slow
 def test_a_process_that_always_dies_is_given_up_and_the_others_go_on(store, tmp_path):
     file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["my_objectives:kills_its_process", "cpo"]})
     deadly, harmless = (store.run(cell.run_id) for cell in expand(load_experiment(file)))
@@ -56,9 +57,10 @@ def test_a_process_that_always_dies_is_given_up_and_the_others_go_on(store, tmp_
     assert deaths.read_text().count("x") == 3, "one attempt and two retries"
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(store, tmp_path):
     settings = {**SMALL, "data": {"train_pairs": 640, "eval_pairs": 16}}
-    file = write_experiment(tmp_path / "small.yaml", run=settings, grid={"objective": ["dpo", "cpo", "ipo"]})
+    file = write_experiment(tmp_path / "small.yaml", run=settings, grid={"objective": ["dpo", "cpo"]})
     runs = [store.run(cell.run_id) for cell in expand(load_experiment(file))]
     command = [*sweep_command(file, store), "--no-tracking"]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
