@@ -75,13 +75,13 @@ def _root(
     pass
 
 
-def _cells(file: Path, overrides: list[str] | None, tiny: bool = False) -> tuple[Any, Any]:
+def _cells(file: Path, overrides: list[str] | None, tiny: bool = False, points: Any = None) -> tuple[Any, Any]:
     from rcray.config import load_experiment, parse_overrides
     from rcray.sweep.grid import expand
     from rcray.sweep.tiny import tiny_cells, tiny_experiment
 
     experiment, changes = load_experiment(file), parse_overrides(overrides or ())
-    cells = expand(experiment, changes)
+    cells = expand(experiment, changes, points)
     return (tiny_experiment(experiment), tiny_cells(cells, changes)) if tiny else (experiment, cells)
 
 
@@ -233,15 +233,27 @@ def sweep(
 
     uri = None if no_tracking else tracking_uri or opened.default_tracking_uri
     with LedgerScreen(experiment.title or experiment.name) as screen:
-        outcome = run(
-            experiment,
-            cells,
-            opened,
-            tracking_uri=uri,
-            concurrency=concurrency,
-            on_refresh=screen.refresh,
-            cluster_file=cluster,
-        )
+
+        def run_cells(wanted: Any) -> Any:
+            return run(
+                experiment,
+                wanted,
+                opened,
+                tracking_uri=uri,
+                concurrency=concurrency,
+                on_refresh=screen.refresh,
+                cluster_file=cluster,
+            )
+
+        if experiment.search is not None and experiment.search.method == "optuna":
+            from rcray.sweep.search import choose_with_optuna
+
+            def cell_at(point: Any) -> Any:
+                return _cells(file, set_, tiny, [point])[1][0]
+
+            outcome = choose_with_optuna(experiment.search, cell_at, opened, run_cells)
+        else:
+            outcome = run_cells(cells)
     _print_outcome(outcome, store)
     if outcome.ledger.tally().get("pending"):
         sys.exit(EXIT_INTERRUPTED)
@@ -297,6 +309,8 @@ def _print_outcome(outcome: Any, store: Path) -> None:
         if entry.status in UNSUCCESSFUL:
             console.print(f"{entry.status}: {entry.label}: {entry.error}", style="red", markup=False, highlight=False)
     console.print(to_rich(outcome.report.table, console.width))
+    if outcome.best:
+        typer.echo(outcome.best)
     typer.echo("\nWhere to look")
     typer.echo(f"  report   {outcome.report.html}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")

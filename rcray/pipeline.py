@@ -19,6 +19,7 @@ class Outcome:
     ledger: Ledger
     report: Report
     tracking_uri: str | None
+    best: str = ""  # of a search
 
 
 def sweep(
@@ -35,10 +36,11 @@ def sweep(
     # Imported here: the command line answers `plan` and `--help` without ray, torch or mlflow.
     from rcray.evaluate.preference import evaluate_run
     from rcray.sweep.runner import SweepOptions, run_sweep
+    from rcray.sweep.search import best_of_search
 
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
-    options = SweepOptions(concurrency, (evaluate_run,), on_refresh, cluster_file)
+    options = SweepOptions(concurrency, (evaluate_run,), on_refresh, cluster_file, experiment.search)
     delivery = None
     if tracking_uri is not None:
         from rcray.track.mlflow import Delivery, LiveDelivery, open_tracking
@@ -52,4 +54,4 @@ def sweep(
         delivery.deliver_all()
         artifacts = [ledger.path, report.html, directory / "tables", directory / "figures"]
         delivery.finish(complete=ledger.complete, artifacts=[path for path in artifacts if path.exists()])
-    return Outcome(ledger, report, tracking_uri)
+    return Outcome(ledger, report, tracking_uri, best_of_search(experiment, cells, store))

@@ -11,10 +11,17 @@ from rcray.store import Store, read_json, write_json
 from rcray.sweep.grid import Cell
 
 #: Every status a cell can have. `cached` is `ok` from an earlier command.
-STATUSES = ("ok", "cached", "running", "pending", "failed", "oom", "degenerate")
-FINISHED = ("ok", "cached")
+STATUSES = ("ok", "cached", "stopped", "running", "pending", "failed", "oom", "degenerate")
+FINISHED = ("ok", "cached", "stopped")  # stopped: a search has seen enough of it; as a run it is pending
 UNSUCCESSFUL = ("failed", "oom", "degenerate")
-_COLOURS = {"ok": "green", "cached": "cyan", "running": "yellow", "pending": "dim", "degenerate": "magenta"}
+_COLOURS = {
+    "ok": "green",
+    "cached": "cyan",
+    "running": "yellow",
+    "pending": "dim",
+    "stopped": "blue",
+    "degenerate": "magenta",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Ledger:
 
     def refresh(self, store: Store, *, running: Sequence[str] = (), cached: Sequence[str] = ()) -> None:
         """Reads every run's status from the store; what says `running` but is not being run is pending."""
+        stopped = self.stopped()
         for key, entry in self.entries.items():
             found = store.run(key).read_status()
             status = found.get("status", "pending")
@@ -51,10 +59,25 @@ class Ledger:
                 status = "running"
             if status == "ok" and key in cached:
                 status = "cached"
+            if status == "pending" and key in stopped:
+                status = "stopped"
             known = {name: found[name] for name in ("step", "total_steps", "seconds", "in_band") if name in found}
             error = found.get("error", "") if status in UNSUCCESSFUL else ""
-            note = read_json(store.run(key).adjusted, default={}).get("note", "")
+            note = stopped.get(key) or read_json(store.run(key).adjusted, default={}).get("note", "")
             self.entries[key] = replace(entry, status=status, error=error, note=note, **known)
+
+    @property
+    def _stopped_path(self) -> Path:
+        return self.path.parent / "stopped.json"
+
+    def stopped(self) -> dict[str, str]:
+        """Runs that this experiment's search stopped early, and why; to any other experiment they are unfinished."""
+        found: dict[str, str] = read_json(self._stopped_path, default={})
+        return found
+
+    def stop(self, run_id: str, reason: str) -> None:
+        """Writes down that a search has seen enough of a run."""
+        write_json(self._stopped_path, {**self.stopped(), run_id: reason})
 
     def tally(self) -> dict[str, int]:
         """How many cells have each status, in the order of STATUSES."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig
+from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
 from rcray.store import RunDir, Store, write_json
 from rcray.sweep.cost import estimate
@@ -25,6 +26,7 @@ from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import UNSUCCESSFUL, Ledger
 from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory, possible_nodes
 from rcray.sweep.preparation import prepare_shared
+from rcray.sweep.search import early_stops, scheduler
 from rcray.sweep.trial import Stage, run_trial
 from rcray.train.launch import is_finished
 
@@ -43,11 +45,13 @@ class SweepOptions:
     stages: tuple[Stage, ...] = ()
     on_refresh: Callable[[Ledger], None] | None = None  # called about once a second, and at the end
     cluster_file: Path | None = None  # what an autoscaler may bring up
+    search: SearchConfig | None = None  # ASHA stops what falls behind; None: every cell is trained to its end
 
 
 def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> Ledger:
     """Runs every unfinished cell; returns the ledger. A failing cell never stops the others."""
-    finished = [cell.run_id for cell in cells if _is_complete(store, cell, options)]
+    stopped = ledger.stopped() if options.search else {}
+    finished = [cell.run_id for cell in cells if cell.run_id in stopped or _is_complete(store, cell, options)]
     todo = [cell for cell in cells if cell.run_id not in finished]
     running = [cell.run_id for cell in todo]
     stop = threading.Event()
@@ -68,7 +72,7 @@ def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: Swee
     watcher = threading.Thread(target=watch, name="ledger", daemon=True)
     watcher.start()
     try:
-        _run_on_tune(todo, store, options)
+        _run_on_tune(todo, store, ledger, options)
     finally:
         stop.set()
         watcher.join()
@@ -93,7 +97,7 @@ def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:
     return is_finished(run) and (not options.stages or run.evaluation.exists())
 
 
-def _run_on_tune(cells: Sequence[Cell], store: Store, options: SweepOptions) -> None:
+def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> None:
     for name, value in {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is ours
         "RAY_AIR_NEW_OUTPUT": "0",
@@ -113,16 +117,22 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, options: SweepOptions) -> 
         check_shared_storage(store)
         prepare_shared(cells, store, at_once)
         ordered = sorted(cells, key=lambda cell: estimate(cell.config).weight, reverse=True)
-        trial = tune.with_parameters(run_trial, store=store, stages=options.stages)
+        asha = options.search if options.search and options.search.method == "asha" else None
+        trial = tune.with_parameters(run_trial, store=store, stages=options.stages, scored=asha is not None)
         tuner = tune.Tuner(
             tune.with_resources(trial, partial(trial_resources, with_memory=knows_memory(nodes))),  # type: ignore[arg-type]
             param_space={"cell": tune.grid_search([_spec(cell) for cell in ordered])},
-            tune_config=tune.TuneConfig(max_concurrent_trials=at_once, reuse_actors=True),
+            tune_config=tune.TuneConfig(
+                max_concurrent_trials=at_once,
+                reuse_actors=asha is None,
+                scheduler=scheduler(asha, cells) if asha else None,
+            ),
             run_config=tune.RunConfig(
                 name=name,
                 storage_path=str(store.root / "ray"),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=PROCESS_RETRIES),
+                callbacks=[early_stops(ledger)] if asha else None,
             ),
         )
         _record_lost(tuner.fit(), store)

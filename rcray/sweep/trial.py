@@ -7,6 +7,7 @@ micro-batch, the smaller portion is also a smaller window, so such a run is mark
 """
 
 import gc
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -22,16 +23,20 @@ from rcray.train.launch import launch
 Stage = Callable[[RunConfig, Store], Any]
 
 _REPORT_SECONDS = 1.0
+SCORE = "probe_margin"
 
 
-def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...]) -> None:
-    """One cell. What is wrong with the cell ends up in its status; what is wrong around it is raised, for Tune."""
+def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], scored: bool = False) -> None:
+    """One cell. What is wrong with the cell ends up in its status; what is wrong around it is raised, for Tune.
+
+    `scored` reports the margin at every probe, for a scheduler that compares trials.
+    """
     from ray import tune
 
     config = RunConfig.model_validate(params["cell"]["config"])
     run = store.run(params["cell"]["run_id"])
     try:
-        if train_cell(config, run, store)["status"] == "ok":
+        if train_cell(config, run, store, scored)["status"] == "ok":
             for stage in stages:
                 stage(config, store)
     except Exception as error:
@@ -44,29 +49,30 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...]) -
     tune.report({"finished": True})
 
 
-def train_cell(config: RunConfig, run: RunDir, store: Store) -> dict[str, Any]:
+def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = False) -> dict[str, Any]:
     """Trains to an outcome and returns the status; raises what is no outcome of the run."""
     adjusted = run.adjusted.exists()
     if adjusted:
         config = with_micro_batch(config, read_json(run.adjusted)["used"])
-    status = _attempt(config, run, store)
+    status = _attempt(config, run, store, scored)
     smaller = None if adjusted else smaller_micro_batch(config)
     if status["status"] != "oom" or smaller is None:
         return status
     write_json(run.adjusted, adjustment(config, smaller))
     _free_memory()
-    return _attempt(with_micro_batch(config, smaller), run, store)
+    return _attempt(with_micro_batch(config, smaller), run, store, scored)
 
 
-def _attempt(config: RunConfig, run: RunDir, store: Store) -> dict[str, Any]:
+def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> dict[str, Any]:
     before = run.read_status()
     callbacks = None
     if config.execution.workers:
         from ray.tune.integration.ray_train import TuneReportCallback
 
         callbacks = [TuneReportCallback()]
+    on_step = _score_reporter() if scored else _reporter()
     try:
-        return launch(config, store, key=run.run_id, on_step=_reporter(), callbacks=callbacks)
+        return launch(config, store, key=run.run_id, on_step=on_step, callbacks=callbacks)
     except Exception:
         status = run.read_status()
         if status.get("status") in UNSUCCESSFUL and status.get("attempt") != before.get("attempt"):
@@ -86,6 +92,18 @@ def _reporter() -> Callable[[dict[str, Any]], None]:
         if time.monotonic() - last > _REPORT_SECONDS:
             last = time.monotonic()
             tune.report({"step": row["step"], "total_steps": row["total_steps"]})
+
+    return report
+
+
+def _score_reporter() -> Callable[[dict[str, Any]], None]:
+    """Step and held-out margin at every probe: what ASHA compares. The report does not return once it has decided."""
+    from ray import tune
+
+    def report(row: dict[str, Any]) -> None:
+        margin = row["probe_z_w"] - row["probe_z_l"]
+        if math.isfinite(margin):
+            tune.report({"step": row["step"], SCORE: margin})
 
     return report
 
