@@ -105,7 +105,7 @@ def _new_study(search: SearchConfig) -> tuple[Any, dict[str, Any]]:
     except ImportError:
         raise ConfigError("search.method optuna needs a package", fix="pip install 'rcray[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=search.batch)
+    sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=search.batch, constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for point in search.points():
         study.enqueue_trial(point)
