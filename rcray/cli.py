@@ -317,6 +317,10 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
     if outcome.tracking_uri:
         typer.echo(f"  MLflow   rcray ui --store {store}")
+    typer.echo("\nWhat to try next")
+    typer.echo("  another setting   the same command with --set objective.beta=0.5 or --set calibration.scores=full")
+    typer.echo("  a published grid  rcray plan experiments/main.yaml; then rcray sweep experiments/main.yaml --tiny")
+    typer.echo("  a cluster         deploy/README.md")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from rcray.sweep.grid import expand
 from rcray.sweep.runner import connect
 from rcray.sweep.tiny import tiny_cells, tiny_experiment
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
 
