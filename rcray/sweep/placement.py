@@ -5,6 +5,7 @@ an autoscaler may still bring up. A bundle lies on one node: two GPUs on two nod
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +126,9 @@ def possible_nodes(cluster_file: Path | None) -> list[NodeKind]:
     Ray does not tell what its autoscaler may bring up, so the file does: the one given, or the one that `ray up`
     leaves on the head node.
     """
-    if cluster_file is None and BOOTSTRAP_FILE.expanduser().is_file():
-        cluster_file = BOOTSTRAP_FILE.expanduser()
+    left_by_ray_up = BOOTSTRAP_FILE.expanduser()
+    if cluster_file is None and os.environ.get("RAY_ADDRESS") and left_by_ray_up.is_file():
+        cluster_file = left_by_ray_up
     return present_nodes() if cluster_file is None else read_cluster_file(cluster_file)
 
 

@@ -35,6 +35,7 @@ class Plan:
 
     cells: Mapping[str, PlannedCell]
     conflicts: Sequence[str]
+    later: int = 0  # points that a search will choose when it has seen the first
 
     @property
     def done(self) -> int:
@@ -98,7 +99,9 @@ def make_plan(
                 )
             known.experiments.append(experiment.name)
     conflicts += [text for planned in cells.values() for text in _misfits(planned, nodes)]
-    return Plan(cells, conflicts)
+    searches = [experiment.search for _, experiment, _ in files if experiment.search]
+    later = sum(search.samples - len(search.points()) for search in searches)
+    return Plan(cells, conflicts, later)
 
 
 def _same_names(named: Sequence[tuple[Path, str]]) -> list[str]:
@@ -179,4 +182,6 @@ def summary(plan: Plan) -> str:
     lines[0] += f" and {_hours(plan.cpu_hours)} of CPU cells for the {todo} that are not"
     if plan.unknown:
         lines.append(f"{plan.unknown} cells are not counted: their size is known after a download")
+    if plan.later:
+        lines.append(f"{plan.later} more points are chosen when the first have shown what they are worth")
     return "\n".join([*lines, ASSUMPTIONS])

@@ -38,7 +38,7 @@ def scheduler(search: SearchConfig, cells: Sequence[Cell]) -> Any:
         time_attr="step",
         metric=SCORE,
         mode="max",
-        max_t=longest or 10**9,
+        max_t=longest + 1 if longest else 10**9,  # never reached: a run at its end has still to save its model
         grace_period=search.grace_steps,
         reduction_factor=search.reduction,
     )
