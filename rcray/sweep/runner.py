@@ -102,6 +102,7 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: S
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is ours
         "RAY_AIR_NEW_OUTPUT": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial's last report says that it is finished, and no score
     }.items():
         os.environ.setdefault(name, value)
     import ray
