@@ -23,9 +23,18 @@ app = typer.Typer(
 
 FileArgument = Annotated[Path, typer.Argument(help="experiment file (YAML)", show_default=False)]
 FilesArgument = Annotated[list[Path], typer.Argument(help="experiment files (YAML)", show_default=False)]
-StoreOption = Annotated[Path, typer.Option("--store", help="directory of runs, caches and reports")]
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="RCRAY_STORE", help="directory of runs, caches and reports")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="override a field of every cell; repeatable")
+]
+TinyOption = Annotated[
+    bool, typer.Option("--tiny", help="scaled down to seconds on a CPU: embedded models, synthetic pairs")
+]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="cluster.yaml: what an autoscaler may bring up", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 TrackingOption = Annotated[
@@ -66,12 +75,14 @@ def _root(
     pass
 
 
-def _cells(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:
+def _cells(file: Path, overrides: list[str] | None, tiny: bool = False, points: Any = None) -> tuple[Any, Any]:
     from rcray.config import load_experiment, parse_overrides
     from rcray.sweep.grid import expand
+    from rcray.sweep.tiny import tiny_cells, tiny_experiment
 
-    experiment = load_experiment(file)
-    return experiment, expand(experiment, parse_overrides(overrides or ()))
+    experiment, changes = load_experiment(file), parse_overrides(overrides or ())
+    cells = expand(experiment, changes, points)
+    return (tiny_experiment(experiment), tiny_cells(cells, changes)) if tiny else (experiment, cells)
 
 
 def _only_cell(file: Path, overrides: list[str] | None) -> Any:
@@ -99,51 +110,29 @@ def show_config(file: FileArgument, set_: SetOption = None, json_: JsonOption = 
 
 @app.command()
 def plan(
-    files: FilesArgument, store: StoreOption = DEFAULT_STORE, set_: SetOption = None, json_: JsonOption = False
+    files: FilesArgument,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+    cluster: ClusterOption = None,
+    json_: JsonOption = False,
 ) -> None:
-    """Show the unique cells of all files and which are already done; nothing is run."""
-    from rcray.store import RunDir
+    """Show the unique cells of all files, which are done, what they take and what contradicts; nothing is run."""
+    from rcray.sweep.placement import read_cluster_file
+    from rcray.sweep.planning import make_plan, plan_table, summary
 
-    union: dict[str, dict[str, Any]] = {}
-    for file in files:
-        experiment, cells = _cells(file, set_)
-        for cell in cells:
-            status = RunDir(store / "runs" / cell.run_id).read_status().get("status", "pending")
-            steps = cell.config.total_steps  # None: known once the data is read
-            row = union.setdefault(
-                cell.run_id,
-                {
-                    "run_id": cell.run_id,
-                    "label": cell.label,
-                    "status": status,
-                    "steps": steps,
-                    "pairs": None if steps is None else steps * cell.config.train.batch_size,
-                    "workers": cell.config.execution.workers,
-                    "experiments": [],
-                },
-            )
-            row["experiments"].append(experiment.name)
+    nodes = read_cluster_file(cluster) if cluster else None
+    made = make_plan([(file, *_cells(file, set_, tiny)) for file in files], store, nodes)
     if json_:
-        typer.echo(json.dumps(list(union.values()), indent=2))
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+        typer.echo(json.dumps(made.rows(), indent=2))
+    else:
+        from rich.console import Console
 
-    done = sum(row["status"] == "ok" for row in union.values())
-    table = Table(title=f"{len(union)} unique cells, {done} done", title_justify="left")
-    for name in ("run", "cell", "status", "steps", "pairs", "workers", "in"):
-        table.add_column(name, justify="right" if name in ("steps", "pairs", "workers") else "left")
-    for row in union.values():
-        table.add_row(
-            row["run_id"],
-            escape(row["label"]),
-            row["status"],
-            *("?" if row[name] is None else str(row[name]) for name in ("steps", "pairs")),
-            str(row["workers"] or "inside"),
-            ", ".join(row["experiments"]),
-        )
-    Console().print(table)
+        console = Console()
+        console.print(plan_table(made, console.width))
+        console.print(summary(made), markup=False, highlight=False)
+    for conflict in made.conflicts:
+        typer.echo(f"conflict: {conflict}", err=True)
 
 
 @app.command()
@@ -212,12 +201,11 @@ def train(
         typer.echo(f"{cell.label}: already finished in {opened.run(cell.run_id).path}")
         return
     if cell.config.execution.workers:
-        import ray
-
-        from rcray.sweep.runner import concurrency, connect
+        from rcray.sweep.placement import check_placement, possible_nodes
+        from rcray.sweep.runner import connect
 
         connect(needs_dashboard=True)
-        concurrency([cell], ray.cluster_resources(), 1)
+        check_placement([cell], possible_nodes(None))
     with ProgressLine(cell.label) as line:
         status = launch(cell.config, opened, on_step=line.update, profile=profile)
     typer.echo(f"{cell.label}: {status['status']}, {status['step']} steps in {status['seconds']:.1f} s")
@@ -238,21 +226,85 @@ def sweep(
     concurrency: Annotated[int | None, typer.Option(min=1, help="cells at once; as many as fit")] = None,
     tracking_uri: TrackingOption = None,
     no_tracking: Annotated[bool, typer.Option("--no-tracking", help="do not write to MLflow")] = False,
+    tiny: TinyOption = False,
+    cluster: ClusterOption = None,
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
-    experiment, cells = _cells(file, set_)
+    experiment, cells = _cells(file, set_, tiny)
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not store.expanduser().is_absolute():
+        raise ConfigError(
+            f"--store {store}: a Ray job runs in a temporary copy of its directory, on one node",
+            fix="give an absolute path on storage that every node mounts, or set RCRAY_STORE on the cluster",
+        )
     opened = Store.open(store)
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
     uri = None if no_tracking else tracking_uri or opened.default_tracking_uri
     with LedgerScreen(experiment.title or experiment.name) as screen:
-        outcome = run(experiment, cells, opened, tracking_uri=uri, concurrency=concurrency, on_refresh=screen.refresh)
+
+        def run_cells(wanted: Any) -> Any:
+            return run(
+                experiment,
+                wanted,
+                opened,
+                tracking_uri=uri,
+                concurrency=concurrency,
+                on_refresh=screen.refresh,
+                cluster_file=cluster,
+            )
+
+        if experiment.search is not None and experiment.search.method == "optuna":
+            from rcray.sweep.search import choose_with_optuna
+
+            def cell_at(point: Any) -> Any:
+                return _cells(file, set_, tiny, [point])[1][0]
+
+            outcome = choose_with_optuna(experiment.search, cell_at, opened, run_cells)
+        else:
+            outcome = run_cells(cells)
     _print_outcome(outcome, store)
     if outcome.ledger.tally().get("pending"):
         sys.exit(EXIT_INTERRUPTED)
     if not outcome.ledger.complete:
         sys.exit(EXIT_FAILED)
+
+
+@app.command()
+def submit(
+    file: FileArgument,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="the cluster's dashboard")
+    ] = "http://127.0.0.1:8265",
+    store: Annotated[
+        Path | None, typer.Option("--store", help="on the cluster, absolute; its RCRAY_STORE unless given")
+    ] = None,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="for the job; no secrets; repeatable")
+    ] = None,
+    working_dir: Annotated[Path, typer.Option(help="what is uploaded")] = Path(),
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="return as soon as it is submitted")] = False,
+) -> None:
+    """Run a sweep as a job on a Ray cluster and follow its log; the job outlives this command."""
+    experiment, _ = _cells(file, set_, tiny)  # refused here, not on the cluster
+    from rcray.sweep.submit import Submission, file_in_job, parse_env
+    from rcray.sweep.submit import submit as run
+
+    if store is not None and not store.is_absolute():
+        raise ConfigError(f"--store {store}: not absolute", fix="give the path as the cluster's nodes see it")
+    options = [part for item in set_ or () for part in ("--set", item)]
+    options += ["--tiny"] if tiny else []
+    options += ["--store", str(store)] if store else []
+    command = ["sweep", file_in_job(file, working_dir), *options]
+    submission = Submission(experiment.name, command, working_dir.resolve(), parse_env(env or ()))
+    sys.exit(run(submission, address, follow_log=not no_follow, write=_write_through))
+
+
+def _write_through(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _print_outcome(outcome: Any, store: Path) -> None:
@@ -266,12 +318,18 @@ def _print_outcome(outcome: Any, store: Path) -> None:
         if entry.status in UNSUCCESSFUL:
             console.print(f"{entry.status}: {entry.label}: {entry.error}", style="red", markup=False, highlight=False)
     console.print(to_rich(outcome.report.table, console.width))
+    if outcome.best:
+        typer.echo(outcome.best)
     typer.echo("\nWhere to look")
     typer.echo(f"  report   {outcome.report.html}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
     typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
     if outcome.tracking_uri:
         typer.echo(f"  MLflow   rcray ui --store {store}")
+    typer.echo("\nWhat to try next")
+    typer.echo("  another setting   the same command with --set objective.beta=0.5 or --set calibration.scores=full")
+    typer.echo("  a published grid  rcray plan experiments/main.yaml; then rcray sweep experiments/main.yaml --tiny")
+    typer.echo("  a cluster         deploy/README.md")
 
 
 @app.command()

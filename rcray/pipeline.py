@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from rcray.aggregate.report import Report, build_report
 from rcray.config import Experiment
@@ -18,6 +19,7 @@ class Outcome:
     ledger: Ledger
     report: Report
     tracking_uri: str | None
+    best: str = ""  # of a search
 
 
 def sweep(
@@ -28,15 +30,17 @@ def sweep(
     tracking_uri: str | None,
     concurrency: int | None = None,
     on_refresh: Callable[[Ledger], None] | None = None,
+    cluster_file: Path | None = None,
 ) -> Outcome:
     """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
     # Imported here: the command line answers `plan` and `--help` without ray, torch or mlflow.
     from rcray.evaluate.preference import evaluate_run
     from rcray.sweep.runner import SweepOptions, run_sweep
+    from rcray.sweep.search import best_of_search
 
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
-    options = SweepOptions(concurrency, (evaluate_run,), on_refresh)
+    options = SweepOptions(concurrency, (evaluate_run,), on_refresh, cluster_file, experiment.search)
     delivery = None
     if tracking_uri is not None:
         from rcray.track.mlflow import Delivery, LiveDelivery, open_tracking
@@ -50,4 +54,4 @@ def sweep(
         delivery.deliver_all()
         artifacts = [ledger.path, report.html, directory / "tables", directory / "figures"]
         delivery.finish(complete=ledger.complete, artifacts=[path for path in artifacts if path.exists()])
-    return Outcome(ledger, report, tracking_uri)
+    return Outcome(ledger, report, tracking_uri, best_of_search(experiment, cells, store))

@@ -9,6 +9,7 @@ STORE/
     final/                the trained model and its tokenizer
     best/                 the model that ranked the probe pairs best, where asked for
     evaluation.json       metric rows
+    adjusted.json         what was changed so that it could run at all; absent in most runs
   cache/                  tiny models, reference likelihoods: by content, shared by every run
   experiments/NAME/       ledger.json, tracking.json, tables/, figures/, report.html
   mlflow.db, mlartifacts/ the default tracking store
@@ -78,6 +79,11 @@ class RunDir:
     def evaluation(self) -> Path:
         """Metric rows."""
         return self.path / "evaluation.json"
+
+    @property
+    def adjusted(self) -> Path:
+        """What was changed so that the run could be carried out."""
+        return self.path / "adjusted.json"
 
     def read_status(self) -> dict[str, Any]:
         """The status, or an empty dict for a run that never started."""

@@ -10,6 +10,7 @@ from rcray.config.data import DataConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
 from rcray.config.model import ModelConfig, default_scores, fill_open, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
+from rcray.config.search import SearchConfig
 from rcray.config.section import Section
 
 DEFAULT_OBJECTIVE = "dpo"
@@ -249,6 +250,7 @@ class Experiment(Section):
     exclude: list[dict[str, Any]] = Field(
         default_factory=list, description="cells to leave out: every dotted path must match"
     )
+    search: SearchConfig | None = Field(None, description="points of continuous fields, beside the grid")
 
     @field_validator("grid")
     @classmethod
@@ -263,4 +265,19 @@ class Experiment(Section):
         for i, cell in enumerate(self.cells):
             for path in cell.keys() & self.grid.keys():
                 raise ValueError(f"cells.{i}.{path}: {path!r} is an axis of the grid too, which would win")
+        return self
+
+    @model_validator(mode="after")
+    def _search_has_its_own_fields(self) -> "Experiment":
+        if self.search is None:
+            return self
+        for path in self.search.space:
+            if path in self.grid or any(path in cell for cell in self.cells):
+                raise ValueError(f"search.space.{path}: {path!r} is given by `grid` or `cells` too")
+        several = len(self.cells) > 1 or any(len(values) > 1 for values in self.grid.values())
+        if self.search.method != "random" and several:
+            raise ValueError(
+                f"search.method {self.search.method!r} compares points with each other, and the grid has several cells "
+                "that are not comparable; search one cell, or use method random"
+            )
         return self

@@ -125,11 +125,15 @@ def _four_bit(config: ModelConfig) -> Any:
     )
 
 
-def _load_tokenizer(origin: Origin, model: Any) -> Any:
+def tokenizer_of(origin: Origin) -> Any:
     """The SFT adapter's tokenizer if it brings one: it has the template the adapter was trained with."""
     adapter = origin.sft_adapter
     own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
-    tokenizer = read_tokenizer(origin.config, adapter if own and adapter else origin.base)
+    return read_tokenizer(origin.config, adapter if own and adapter else origin.base)
+
+
+def _load_tokenizer(origin: Origin, model: Any) -> Any:
+    tokenizer = tokenizer_of(origin)
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         log.warning("%s: some of the tokenizer's %d tokens have no embedding", origin.config.origin, len(tokenizer))
     return tokenizer

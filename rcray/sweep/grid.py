@@ -1,7 +1,7 @@
 """From an experiment file to its cells. Pure: no torch, no ray, no disk."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +27,26 @@ class Cell:
         return " · ".join([self.config.label, *extra])
 
 
-def expand(experiment: Experiment, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
+def expand(
+    experiment: Experiment,
+    overrides: Mapping[str, Any] | None = None,
+    points: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Cell]:
     """Every unique cell: explicit `cells` (or the bare settings) crossed with the `grid`, less `exclude`.
 
-    `overrides` apply to every cell last, so an override of an axis collapses that axis.
+    `overrides` apply to every cell last, so an override of an axis collapses that axis. `points` are those of a
+    search, where they are not the ones it starts with.
     """
     overrides = overrides or {}
+    if points is None:
+        points = experiment.search.points() if experiment.search else [{}]
     axes = list(experiment.grid)
     rules = [_nested({}, rule) for rule in experiment.exclude]
     used: set[int] = set()
     found: dict[str, Cell] = {}
-    for explicit in experiment.cells or [{}]:
+    for explicit, point in itertools.product(experiment.cells or [{}], points):
         for values in itertools.product(*experiment.grid.values()):
-            chosen = {**explicit, **dict(zip(axes, values, strict=True))}
+            chosen = {**explicit, **point, **dict(zip(axes, values, strict=True))}
             content = _nested(experiment.run, chosen)
             matching = {i for i, rule in enumerate(rules) if _covers(rule, content)}
             used |= matching

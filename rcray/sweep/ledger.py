@@ -7,14 +7,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rcray.store import Store, write_json
+from rcray.store import Store, read_json, write_json
 from rcray.sweep.grid import Cell
 
 #: Every status a cell can have. `cached` is `ok` from an earlier command.
-STATUSES = ("ok", "cached", "running", "pending", "failed", "oom", "degenerate")
-FINISHED = ("ok", "cached")
+STATUSES = ("ok", "cached", "stopped", "running", "pending", "failed", "oom", "degenerate")
+FINISHED = ("ok", "cached", "stopped")  # stopped: a search has seen enough of it; as a run it is pending
 UNSUCCESSFUL = ("failed", "oom", "degenerate")
-_COLOURS = {"ok": "green", "cached": "cyan", "running": "yellow", "pending": "dim", "degenerate": "magenta"}
+_COLOURS = {
+    "ok": "green",
+    "cached": "cyan",
+    "running": "yellow",
+    "pending": "dim",
+    "stopped": "blue",
+    "degenerate": "magenta",
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Entry:
     seconds: float = 0.0
     in_band: float | None = None
     error: str = ""
+    note: str = ""  # what was changed so that the cell could run at all
 
 
 class Ledger:
@@ -41,6 +49,7 @@ class Ledger:
 
     def refresh(self, store: Store, *, running: Sequence[str] = (), cached: Sequence[str] = ()) -> None:
         """Reads every run's status from the store; what says `running` but is not being run is pending."""
+        stopped = self.stopped()
         for key, entry in self.entries.items():
             found = store.run(key).read_status()
             status = found.get("status", "pending")
@@ -50,9 +59,25 @@ class Ledger:
                 status = "running"
             if status == "ok" and key in cached:
                 status = "cached"
+            if status == "pending" and key in stopped:
+                status = "stopped"
             known = {name: found[name] for name in ("step", "total_steps", "seconds", "in_band") if name in found}
             error = found.get("error", "") if status in UNSUCCESSFUL else ""
-            self.entries[key] = replace(entry, status=status, error=error, **known)
+            note = stopped.get(key) or read_json(store.run(key).adjusted, default={}).get("note", "")
+            self.entries[key] = replace(entry, status=status, error=error, note=note, **known)
+
+    @property
+    def _stopped_path(self) -> Path:
+        return self.path.parent / "stopped.json"
+
+    def stopped(self) -> dict[str, str]:
+        """Runs that this experiment's search stopped early, and why; to any other experiment they are unfinished."""
+        found: dict[str, str] = read_json(self._stopped_path, default={})
+        return found
+
+    def stop(self, run_id: str, reason: str) -> None:
+        """Writes down that a search has seen enough of a run."""
+        write_json(self._stopped_path, {**self.stopped(), run_id: reason})
 
     def tally(self) -> dict[str, int]:
         """How many cells have each status, in the order of STATUSES."""
@@ -73,8 +98,12 @@ class Ledger:
         """One line for logs and non-terminals."""
         return ", ".join(f"{count} {status}" for status, count in self.tally().items())
 
+    def notes(self) -> list[str]:
+        """One line per cell that did not run as asked."""
+        return [f"* {entry.label}: {entry.note}" for entry in self.entries.values() if entry.note]
+
     def table(self, title: str) -> Any:
-        """A rich table of every cell."""
+        """A rich table of every cell; a star marks one that was changed so that it could run."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -82,7 +111,7 @@ class Ledger:
         table = Table(
             title=Text(title),
             title_justify="left",
-            caption=self.summary(),
+            caption=Text("\n".join([self.summary(), *self.notes()])),
             caption_justify="left",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
@@ -97,7 +126,7 @@ class Ledger:
             total = "?" if entry.total_steps is None else entry.total_steps
             table.add_row(
                 Text(entry.label),
-                Text(entry.status, style=_COLOURS.get(entry.status, "red")),
+                Text(entry.status + ("*" if entry.note else ""), style=_COLOURS.get(entry.status, "red")),
                 f"{entry.step}/{total}",
                 "" if entry.in_band is None else f"{entry.in_band:.0%}",
                 f"{entry.seconds:.1f}" if entry.seconds else "",

@@ -1,4 +1,4 @@
-"""Running the cells of an experiment on Ray Tune: one trial per unfinished cell.
+"""Running the cells of an experiment on Ray Tune: one trial per unfinished cell, the longest first.
 
 Identity is ours: a finished run is skipped by its run_id, an unfinished one resumes from its own checkpoint, so the
 same command continues whatever ended the last one. Tune places trials and retries lost processes; it keeps no state
@@ -10,27 +10,31 @@ import os
 import shutil
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig
-from rcray.errors import ConfigError
-from rcray.store import RunDir, Store, write_atomic, write_json
+from rcray.config.search import SearchConfig
+from rcray.errors import StoreError
+from rcray.store import RunDir, Store, write_json
+from rcray.sweep.cost import estimate
+from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
-from rcray.sweep.ledger import Ledger
-from rcray.sweep.references import build_references, shared_references
-from rcray.train.launch import is_finished, launch
+from rcray.sweep.ledger import UNSUCCESSFUL, Ledger
+from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory, possible_nodes
+from rcray.sweep.preparation import prepare_shared
+from rcray.sweep.search import early_stops, scheduler
+from rcray.sweep.trial import Stage, run_trial
+from rcray.train.launch import is_finished
 
 log = logging.getLogger(__name__)
 
-#: A stage after training, in the cell's own process: `stage(config, store)`.
-Stage = Callable[[RunConfig, Store], Any]
-
 PROCESS_RETRIES = 2  # lost trial processes or nodes; errors of the run itself are not retried
 _REFRESH_SECONDS = 1.0
-_REPORT_SECONDS = 1.0
+_PROBE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,14 @@ class SweepOptions:
     concurrency: int | None = None  # cells at once; None: as many as fit
     stages: tuple[Stage, ...] = ()
     on_refresh: Callable[[Ledger], None] | None = None  # called about once a second, and at the end
+    cluster_file: Path | None = None  # what an autoscaler may bring up
+    search: SearchConfig | None = None  # ASHA stops what falls behind; None: every cell is trained to its end
 
 
 def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> Ledger:
     """Runs every unfinished cell; returns the ledger. A failing cell never stops the others."""
-    finished = [cell.run_id for cell in cells if _is_complete(store, cell, options)]
+    stopped = ledger.stopped() if options.search else {}
+    finished = [cell.run_id for cell in cells if cell.run_id in stopped or _is_complete(store, cell, options)]
     todo = [cell for cell in cells if cell.run_id not in finished]
     running = [cell.run_id for cell in todo]
     stop = threading.Event()
@@ -65,7 +72,7 @@ def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: Swee
     watcher = threading.Thread(target=watch, name="ledger", daemon=True)
     watcher.start()
     try:
-        _run_on_tune(todo, store, options)
+        _run_on_tune(todo, store, ledger, options)
     finally:
         stop.set()
         watcher.join()
@@ -90,11 +97,12 @@ def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:
     return is_finished(run) and (not options.stages or run.evaluation.exists())
 
 
-def _run_on_tune(cells: Sequence[Cell], store: Store, options: SweepOptions) -> None:
+def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> None:
     for name, value in {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is ours
         "RAY_AIR_NEW_OUTPUT": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial's last report says that it is finished, and no score
     }.items():
         os.environ.setdefault(name, value)
     import ray
@@ -105,26 +113,83 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, options: SweepOptions) -> 
         connect(needs_dashboard=any(cell.config.execution.workers for cell in cells))
     name = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
-        at_once = concurrency(cells, ray.cluster_resources(), options.concurrency)
-        if references := shared_references(cells):
-            build_references(references, store, at_once)
-        trial = tune.with_parameters(run_trial, store=store, stages=options.stages)
+        nodes = possible_nodes(options.cluster_file)
+        at_once = concurrency(cells, nodes, options.concurrency)
+        check_shared_storage(store)
+        prepare_shared(cells, store, at_once)
+        ordered = sorted(cells, key=lambda cell: estimate(cell.config).weight, reverse=True)
+        asha = options.search if options.search and options.search.method == "asha" else None
+        trial = tune.with_parameters(run_trial, store=store, stages=options.stages, scored=asha is not None)
         tuner = tune.Tuner(
-            tune.with_resources(trial, trial_resources),  # type: ignore[arg-type]  # a dict will do
-            param_space={"cell": tune.grid_search([_spec(cell) for cell in cells])},
-            tune_config=tune.TuneConfig(max_concurrent_trials=at_once, reuse_actors=True),
+            tune.with_resources(trial, partial(trial_resources, with_memory=knows_memory(nodes))),  # type: ignore[arg-type]
+            param_space={"cell": tune.grid_search([_spec(cell) for cell in ordered])},
+            tune_config=tune.TuneConfig(
+                max_concurrent_trials=at_once,
+                reuse_actors=asha is None,
+                scheduler=scheduler(asha, cells) if asha else None,
+            ),
             run_config=tune.RunConfig(
                 name=name,
                 storage_path=str(store.root / "ray"),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=PROCESS_RETRIES),
+                callbacks=[early_stops(ledger)] if asha else None,
             ),
         )
-        tuner.fit()
+        _record_lost(tuner.fit(), store)
     finally:
         if started_here:
             ray.shutdown()
         shutil.rmtree(store.root / "ray" / name, ignore_errors=True)  # Tune's own state: nothing is read from it
+
+
+def _record_lost(results: Any, store: Store) -> None:
+    """A cell whose process was lost again and again has no status of its own making: it gets one here."""
+    for result in results:
+        if result.error is None:
+            continue
+        run = store.run(result.config["cell"]["run_id"])
+        status = run.read_status()
+        if status.get("status") in UNSUCCESSFUL or is_finished(run):
+            continue
+        outcome = "oom" if classify(result.error) == "memory" else "failed"
+        reason = " ".join(str(result.error).split())[:400]
+        text = f"its process was lost {PROCESS_RETRIES + 1} times: {reason}"
+        write_json(run.status, {**status, "status": outcome, "error": text})
+
+
+def check_shared_storage(store: Store) -> None:
+    """On several nodes the store must be the same directory everywhere: each node looks for a file written here."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < 2:
+        return
+    probe = store.root / f".seen-by-every-node-{os.getpid()}"
+    probe.write_text("")
+    try:
+        look = ray.remote(_sees)
+        looks = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = look.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            looks[task.remote(probe)] = node
+        done, waiting = ray.wait(list(looks), num_returns=len(looks), timeout=_PROBE_SECONDS)
+        blind = [looks[ref]["NodeManagerAddress"] for ref in done if not ray.get(ref)]
+    finally:
+        probe.unlink(missing_ok=True)
+    if waiting:
+        log.warning("%d nodes did not answer whether they see the store", len(waiting))
+    if blind:
+        raise StoreError(
+            f"store {store.root}: not the same directory on node {', '.join(sorted(set(blind)))}",
+            fix="give a --store on storage that every node mounts, such as NFS or EFS",
+        )
+
+
+def _sees(path: Path) -> bool:
+    return path.exists()
 
 
 def connect(*, needs_dashboard: bool) -> None:
@@ -149,60 +214,12 @@ def _spec(cell: Cell) -> dict[str, Any]:
     return {"run_id": cell.run_id, "config": cell.config.model_dump(mode="json")}
 
 
-def demand(config: RunConfig) -> dict[str, float]:
-    """CPUs and GPUs a cell occupies while it trains."""
-    execution = config.execution
-    workers = max(1, execution.workers)
-    wanted = {"CPU": execution.cpus_per_worker * workers, "GPU": execution.gpus_per_worker * workers}
-    return {name: amount for name, amount in wanted.items() if amount}
-
-
-def trial_resources(params: dict[str, Any]) -> dict[str, float]:
-    """What Tune reserves for a trial: all of it for a cell in its own process.
+def trial_resources(params: dict[str, Any], *, with_memory: bool) -> dict[str, float]:
+    """What Tune reserves for a trial: all of it, memory too, for a cell in its own process.
 
     A worker group reserves for itself, so its trial holds only a token: a whole CPU for it would starve the group.
     """
     config = RunConfig.model_validate(params["cell"]["config"])
-    return {"memory": 2**20} if config.execution.workers else demand(config)
-
-
-def concurrency(cells: Sequence[Cell], available: dict[str, float], wanted: int | None) -> int:
-    """How many cells may run at once without waiting for each other's workers; refuses what can never be placed."""
-    fits = []
-    for cell in cells:
-        for name, amount in demand(cell.config).items():
-            if amount > available.get(name, 0):
-                raise ConfigError(
-                    f"{cell.label}: needs {amount:g} {name}, the cluster has {available.get(name, 0):g}",
-                    fix="lower execution.workers or execution.*_per_worker, or use a larger cluster",
-                )
-            fits.append(int(available[name] // amount))
-    most = max(1, min(fits))
-    return most if wanted is None else max(1, min(wanted, most))
-
-
-def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...]) -> None:
-    """One cell: train, then its stages. Errors end up in the run's status, not in Tune's."""
-    from ray import tune
-    from ray.tune.integration.ray_train import TuneReportCallback
-
-    config = RunConfig.model_validate(params["cell"]["config"])
-    run = store.run(params["cell"]["run_id"])
-    last = [0.0]
-
-    def report(row: dict[str, Any]) -> None:
-        if time.monotonic() - last[0] > _REPORT_SECONDS:
-            last[0] = time.monotonic()
-            tune.report({"step": row["step"], "total_steps": row["total_steps"]})
-
-    try:
-        callbacks = [TuneReportCallback()] if config.execution.workers else None
-        launch(config, store, on_step=report, callbacks=callbacks)
-        for stage in stages:
-            stage(config, store)
-    except Exception as error:
-        from rcray.train.loop import record_failure
-
-        write_atomic(run.path / "error.log", traceback.format_exc())
-        record_failure(run, error)
-    tune.report({"finished": True})
+    if config.execution.workers:
+        return {"memory": TRIAL_TOKEN}
+    return dict(demand(config, with_memory=with_memory).bundle)

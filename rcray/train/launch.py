@@ -33,16 +33,18 @@ def launch(
     config: RunConfig,
     store: Store,
     *,
+    key: str | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
     callbacks: list[Any] | None = None,
     profile: bool = False,
 ) -> dict[str, Any]:
     """Trains one run, or finds it finished; returns its status. Raises what ended it.
 
+    `key` names the run where it is not the config's own: a cell carried out in smaller portions than it asked for.
     `on_step` is called after every step of a run inside this process; `callbacks` are Ray Train's, for worker groups;
     `profile` watches some steps and writes where their time goes into the run's directory.
     """
-    key = run_id(config)
+    key = key or run_id(config)
     run = store.run(key)
     if config.execution.storage and not is_finished(run):
         Mirror(config.execution.storage, run).pull()

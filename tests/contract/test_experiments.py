@@ -1,5 +1,6 @@
 """Every shipped experiment parses, expands, and its cells survive a trip through YAML."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,56 @@ def test_a_file_says_what_it_is(path):
     content = read_yaml(path)
     assert content["name"] == path.stem, "the store's directory is found by the file's name"
     assert content.get("title") or content.get("base")
+
+
+def test_the_list_of_experiments_is_true():
+    """Every file has its row, with its number of cells."""
+    text = (ROOT / "experiments" / "README.md").read_text()
+    rows = re.findall(r"^\| ([\w.-]+\.yaml) \|.*?\| (\d+) \|", text, re.MULTILINE)
+    assert {name: int(count) for name, count in rows} == {
+        path.name: len(expand(load_experiment(path))) for path in FILES
+    }
+
+
+PUBLISHED = {
+    "main": ("mistral-7b", "qwen2.5-7b"),
+    "pythia": ("pythia-2.8b",),
+    "hh": ("mistral-7b",),
+    "ema": ("pythia-2.8b",),
+    "epochs": ("mistral-7b",),
+    "dynamics-410m": ("pythia-410m",),
+    "head-vs-full": ("mistral-7b",),
+    "alpaca-eval": ("pythia-2.8b",),
+    "runtime": ("mistral-7b", "pythia-2.8b", "pythia-410m"),
+}
+#: The paper's rates, global batch and the code's micro-batches and beta, once more and by hand.
+SETTINGS = {
+    "pythia-410m": ("full", 6e-7, 4, 1.0),
+    "pythia-2.8b": ("qlora", 1e-4, 4, 1.0),
+    "mistral-7b": ("qlora", 3e-7, 1, 2.0),
+    "qwen2.5-7b": ("qlora", 5e-7, 1, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_grids_have_the_published_settings(name):
+    cells = expand(load_experiment(ROOT / "experiments" / f"{name}.yaml"))
+    assert {cell.config.model.name for cell in cells} == set(PUBLISHED[name])
+    for cell in cells:
+        config = cell.config
+        method, rate, micro_batch, beta = SETTINGS[config.model.name]
+        assert (config.model.method, config.train.learning_rate) == (method, rate)
+        assert (config.train.batch_size, config.train.micro_batch_size) == (32, micro_batch)
+        assert (config.train.schedule, config.train.warmup_steps, config.train.seed) == ("constant", 0, 42)
+        assert (config.likelihood, config.calibration.clip) == ("mean", False)
+        assert (config.data.max_length, config.data.max_prompt_length) == (1024, 512)
+        if config.objective.name in ("dpo", "simpo", "ti-dpo"):
+            assert config.objective.beta == beta
+
+
+def test_the_quickstart_has_the_main_tables_objectives():
+    names = [
+        list(dict.fromkeys(cell.config.objective.name for cell in expand(load_experiment(ROOT / "experiments" / file))))
+        for file in ("main.yaml", "quickstart.yaml")
+    ]
+    assert names[0] == names[1]

@@ -8,7 +8,7 @@ from rcray.config import Experiment
 from rcray.data.prepare import prepare_data
 from rcray.models.load import load_model
 from rcray.sweep.grid import expand
-from rcray.sweep.references import build_references, shared_references
+from rcray.sweep.preparation import build_references, shared_references
 from rcray.sweep.runner import connect
 
 pytestmark = pytest.mark.ray

@@ -4,47 +4,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-import yaml
 from mlflow.tracking import MlflowClient
 
 from rcray.config import load_experiment
 from rcray.sweep.grid import expand
 from rcray.train.dynamics import read_dynamics
+from tests.ray.sweeping import RCRAY, environment, run, sweep_command, wait_for, write_experiment
 from tests.small_runs import SMALL
 
 pytestmark = pytest.mark.ray
-
-RCRAY = [sys.executable, "-c", "from rcray.cli import main; main()"]
-USER_CODE = str(Path(__file__).parent / "user_code")
-
-
-def environment():
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([USER_CODE, os.environ.get("PYTHONPATH", "")]),
-        "COLUMNS": "160",
-    }
-
-
-def sweep_command(file, store):
-    return [*RCRAY, "sweep", str(file), "--store", str(store.root)]
-
-
-def write_experiment(path, **content):
-    run = {**SMALL, **content.pop("run", {})}
-    path.write_text(yaml.safe_dump({"name": "small", "run": run, **content}))
-    return path
-
-
-def run(command, expect=0):
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def tracked(store):
@@ -56,14 +27,6 @@ def tracked(store):
     cells = {r.data.tags["rcray.run_id"]: r for r in runs if r.data.tags["rcray.kind"] == "cell"}
     assert len(parents) + len(cells) == len(runs), "a cell has two MLflow runs"
     return client, parents, cells
-
-
-def wait_for(condition, process, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the sweep ended before the test could kill it"
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
 
 
 def test_a_killed_sweep_continues(store, tmp_path):

@@ -1,5 +1,8 @@
 """Objectives as a user would write them: found by import path, nothing else declared."""
 
+import os
+import signal
+
 import torch
 
 
@@ -14,3 +17,17 @@ def broken(pairs):
 
 def not_a_number(pairs):
     return pairs.mt * float("nan")
+
+
+def hungry(pairs, most=2):
+    """Takes more memory than there is as soon as a micro-batch has more than `most` pairs."""
+    if len(pairs.z_w) > most:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is.")
+    return torch.nn.functional.softplus(-pairs.mt)
+
+
+def kills_its_process(pairs):
+    """Ends the process without a word, as a kernel short of memory does; counts how often."""
+    with open(os.environ["RCRAY_TEST_DEATHS"], "a") as file:
+        file.write("x")
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,187 @@
+"""`rcray plan`: the unique cells of several files, what is done, what each takes, what contradicts. Nothing runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rcray.config import Experiment
+from rcray.store import RunDir
+from rcray.sweep.cost import GPU, Cost, estimate, training_pairs
+from rcray.sweep.grid import Cell
+from rcray.sweep.placement import NodeKind, demand, knows_memory, places
+
+ASSUMPTIONS = (
+    f"Estimates assume a {GPU.name} ({GPU.flops / 1e12:g} TFLOP/s in 16 bits, {GPU.utilisation:.0%} of it used), "
+    "450 tokens a sequence of UltraFeedback and 200 of HH; rcray/sweep/cost.py has all of them. Evaluation is not "
+    "counted. Memory is one worker's, on its device."
+)
+_WIDE = 110  # columns
+
+
+@dataclass
+class PlannedCell:
+    """One unique cell and the experiments it stands in."""
+
+    cell: Cell
+    status: str
+    cost: Cost
+    experiments: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of it."""
+
+    cells: Mapping[str, PlannedCell]
+    conflicts: Sequence[str]
+    later: int = 0  # points that a search will choose when it has seen the first
+
+    @property
+    def done(self) -> int:
+        """Cells that need no more work."""
+        return sum(planned.status == "ok" for planned in self.cells.values())
+
+    @property
+    def gpu_hours(self) -> float:
+        """Estimated GPU-hours of what is not done."""
+        return sum(p.cost.gpu_hours or 0.0 for p in self.cells.values() if p.status != "ok")
+
+    @property
+    def cpu_hours(self) -> float:
+        """Estimated hours of what is not done and needs no GPU."""
+        todo = (p for p in self.cells.values() if p.status != "ok" and not p.cell.config.execution.gpus_per_worker)
+        return sum(p.cost.hours or 0.0 for p in todo)
+
+    @property
+    def unknown(self) -> int:
+        """Cells whose size cannot be told before a download."""
+        return sum(planned.cost.hours is None for planned in self.cells.values())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For machines."""
+        return [
+            {
+                "run_id": key,
+                "label": planned.cell.label,
+                "status": planned.status,
+                "steps": _steps(planned.cell),
+                "pairs": training_pairs(planned.cell.config),
+                "tokens": planned.cost.tokens,
+                "workers": planned.cell.config.execution.workers,
+                "resources": demand(planned.cell.config).text,
+                "hours": planned.cost.hours,
+                "gpu_hours": planned.cost.gpu_hours,
+                "memory_bytes": planned.cost.train_bytes,
+                "experiments": planned.experiments,
+            }
+            for key, planned in self.cells.items()
+        ]
+
+
+def make_plan(
+    files: Sequence[tuple[Path, Experiment, Sequence[Cell]]], store: Path, nodes: Sequence[NodeKind] | None
+) -> Plan:
+    """The union of all files' cells; `nodes` are those of a cluster file, if one is given."""
+    cells: dict[str, PlannedCell] = {}
+    conflicts = _same_names([(path, experiment.name) for path, experiment, _ in files])
+    for _, experiment, found in files:
+        for cell in found:
+            known = cells.get(cell.run_id)
+            if known is None:
+                status = RunDir(store / "runs" / cell.run_id).read_status().get("status", "pending")
+                known = cells[cell.run_id] = PlannedCell(cell, status, estimate(cell.config))
+            elif known.cell.config.execution != cell.config.execution:
+                theirs, ours = demand(known.cell.config).text, demand(cell.config).text
+                conflicts.append(
+                    f"{cell.label}: {known.experiments[0]} and {experiment.name} carry it out differently ({theirs} "
+                    f"against {ours}, or other checkpoints); whichever runs first decides"
+                )
+            known.experiments.append(experiment.name)
+    conflicts += [text for planned in cells.values() for text in _misfits(planned, nodes)]
+    searches = [experiment.search for _, experiment, _ in files if experiment.search]
+    later = sum(search.samples - len(search.points()) for search in searches)
+    return Plan(cells, conflicts, later)
+
+
+def _same_names(named: Sequence[tuple[Path, str]]) -> list[str]:
+    seen: dict[str, Path] = {}
+    conflicts = []
+    for path, name in named:
+        other = seen.setdefault(name, path)
+        if other.resolve() != path.resolve():
+            conflicts.append(
+                f"{other} and {path} are both named {name!r}: their ledgers and reports share one directory"
+            )
+    return conflicts
+
+
+def _misfits(planned: PlannedCell, nodes: Sequence[NodeKind] | None) -> list[str]:
+    config, found = planned.cell.config, []
+    needed = planned.cost.train_bytes or 0.0
+    room = GPU.memory * min(1.0, config.execution.gpus_per_worker)
+    if config.execution.gpus_per_worker and needed > room:
+        found.append(
+            f"{planned.cell.label}: about {needed / 1e9:.0f} GB on a worker, its share of a {GPU.name} has "
+            f"{room / 1e9:.0f} GB"
+        )
+    if nodes is not None and not places(demand(config, with_memory=knows_memory(nodes)), nodes):
+        found.append(f"{planned.cell.label}: needs {demand(config).text}; no node type of the cluster file has room")
+    return found
+
+
+def _steps(cell: Cell) -> int | None:
+    pairs = training_pairs(cell.config)
+    train = cell.config.train
+    return None if pairs is None else train.epochs * (pairs // train.batch_size)
+
+
+def plan_table(plan: Plan, width: int) -> Any:
+    """A rich table of the plan; a narrow terminal goes without run ids, which `--json` has."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    wide = width >= _WIDE
+    for name in ("cell", "status", "steps", "takes", "GB", "place", *(["run"] if wide else []), "in"):
+        right = name in ("steps", "takes", "GB")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name not in ("cell", "in"))
+    for key, planned in plan.cells.items():
+        cost, execution = planned.cost, planned.cell.config.execution
+        steps = _steps(planned.cell)
+        gpu, workers = execution.gpus_per_worker, max(1, execution.workers)
+        each = f"{gpu:g} GPU" if gpu else f"{execution.cpus_per_worker:g} CPU"
+        table.add_row(
+            Text(planned.cell.label),
+            planned.status,
+            "?" if steps is None else f"{steps:,}",
+            _takes(cost, on_gpu=bool(gpu)),
+            "?" if cost.train_bytes is None else f"{cost.train_bytes / 1e9:.1f}",
+            each if workers == 1 else f"{workers} x {each}",
+            *([key] if wide else []),
+            ", ".join(planned.experiments),
+        )
+    return table
+
+
+def _takes(cost: Cost, *, on_gpu: bool) -> str:
+    if cost.hours is None or cost.gpu_hours is None:
+        return "?"
+    return f"{cost.gpu_hours:.1f} GPU-h" if on_gpu else _hours(cost.hours)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min" if hours >= 1 / 60 else f"{3600 * hours:.0f} s"
+
+
+def summary(plan: Plan) -> str:
+    """The last lines: totals, what is unknown, the assumptions."""
+    todo = len(plan.cells) - plan.done
+    lines = [f"{len(plan.cells)} unique cells, {plan.done} done; about {plan.gpu_hours:,.0f} GPU-hours"]
+    lines[0] += f" and {_hours(plan.cpu_hours)} of CPU cells for the {todo} that are not"
+    if plan.unknown:
+        lines.append(f"{plan.unknown} cells are not counted: their size is known after a download")
+    if plan.later:
+        lines.append(f"{plan.later} more points are chosen when the first have shown what they are worth")
+    return "\n".join([*lines, ASSUMPTIONS])

@@ -1,0 +1,210 @@
+"""`rcray submit`: a sweep as a Ray job on a running cluster, followed from here.
+
+The job runs on the cluster and does not need this process: when the connection drops, following picks up where it
+left off; after Ctrl-C the same command follows the same job again. A finished job is submitted anew, and its sweep
+continues whatever is unfinished.
+"""
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rcray.config import content_key
+from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"  # the dashboard, as `ray dashboard cluster.yaml` forwards it
+UPLOAD_LIMIT = 100 * 2**20  # Ray refuses more
+#: Not needed to run, or large, or private. What .gitignore names is left out by Ray itself.
+NOT_UPLOADED = (".git/", ".venv/", "rcray-store/", "tests/", "docs/", "benchmarks/", "__pycache__/", ".env")
+_POLL_SECONDS = 1.0
+_GIVE_UP_SECONDS = 900.0  # without a word from the cluster
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What to run, and with what around it."""
+
+    name: str
+    command: Sequence[str]
+    working_dir: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def entrypoint(self) -> str:
+        """The job's shell command: the uploaded package, whatever is installed on the cluster."""
+        return shlex.join(["python", "-m", "rcray", *self.command])
+
+    @property
+    def prefix(self) -> str:
+        """What the ids of all jobs with this command start with."""
+        return f"rcray-{self.name}-{content_key(self.entrypoint, 8)}"
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """The directory that is uploaded, what of it is not, and plain environment variables."""
+        return {
+            "working_dir": str(self.working_dir),
+            "excludes": list(NOT_UPLOADED),
+            "env_vars": {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1", "COLUMNS": "120", **self.env},
+        }
+
+
+def parse_env(items: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` items; what looks like a secret is refused, because a job's environment is shown to everybody."""
+    found = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign or not name.isidentifier():
+            raise ConfigError(f"--env {item!r}: expected NAME=VALUE")
+        if _SECRET.search(name) or re.search(r"://[^/@]+@", value):
+            raise ConfigError(
+                f"--env {name}: a job's environment stands in the cluster's dashboard and logs, and this looks secret",
+                fix="set it on the nodes, for example in cluster.yaml's setup commands from a secret store",
+            )
+        found[name] = value
+    return found
+
+
+def file_in_job(file: Path, working_dir: Path) -> str:
+    """The experiment's path as the job sees it."""
+    resolved, root = file.resolve(), working_dir.resolve()
+    if not resolved.is_relative_to(root):
+        raise ConfigError(
+            f"{file}: lies outside {root}, which is what is uploaded",
+            fix="run `rcray submit` from the project's directory, or give --working-dir",
+        )
+    return resolved.relative_to(root).as_posix()
+
+
+def check_size(working_dir: Path) -> None:
+    """Refuses, before an upload that Ray would refuse after it, and names the largest entries."""
+    sizes: dict[str, int] = {}
+    for entry in working_dir.iterdir():
+        if f"{entry.name}/" in NOT_UPLOADED or entry.name in NOT_UPLOADED or entry.is_symlink():
+            continue
+        files = entry.rglob("*") if entry.is_dir() else [entry]
+        sizes[entry.name] = sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
+    total = sum(sizes.values())
+    if total > UPLOAD_LIMIT:
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:5]
+        listed = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in largest)
+        raise ConfigError(
+            f"{working_dir}: {total / 2**20:.0f} MiB to upload, more than Ray takes "
+            f"({UPLOAD_LIMIT / 2**20:.0f} MiB); the largest: {listed}",
+            fix="name them in .gitignore or .rayignore, or keep data and models outside of the project",
+        )
+
+
+def submit(submission: Submission, address: str, *, follow_log: bool, write: Callable[[str], Any]) -> int:
+    """Submits or finds the job, follows it, and returns the exit code of its command."""
+    _use_token()
+    check_size(submission.working_dir)
+    client = connect(address)
+    job = running_job(client, submission)
+    if job:
+        write(f"following {job}, which is already running\n")
+    else:
+        count = sum(found.startswith(submission.prefix) for found in _ids(client))
+        job = client.submit_job(
+            entrypoint=submission.entrypoint,
+            submission_id=f"{submission.prefix}-{count + 1}",
+            runtime_env=submission.runtime_env,
+            metadata={"rcray": submission.name},
+        )
+        write(f"submitted {job}: {submission.entrypoint}\n")
+    if not follow_log:
+        write(f"follow it with the same command, or: ray job logs --follow {job}\n")
+        return 0
+    try:
+        return follow(lambda: connect(address), job, write)
+    except KeyboardInterrupt:
+        write(f"\nno longer following; {job} goes on. The same command follows it again; ray job stop {job} ends it\n")
+        return EXIT_INTERRUPTED
+
+
+def connect(address: str) -> Any:
+    """A client of the cluster's job server."""
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient(address)
+    except AuthenticationError:
+        raise ConfigError(
+            f"the Ray cluster at {address} does not take this token, or there is none",
+            fix="give the cluster's own as RAY_AUTH_TOKEN, as a file in RAY_AUTH_TOKEN_PATH, or as ~/.ray/auth_token",
+        ) from None
+    except (ConnectionError, RuntimeError, OSError) as error:
+        raise RcrayError(
+            f"no Ray cluster answers at {address}: {' '.join(str(error).split())[:300]}",
+            fix="start one, forward its port with `ray dashboard cluster.yaml`, or give --address",
+        ) from None
+
+
+def running_job(client: Any, submission: Submission) -> str | None:
+    """The job of the same command that has not ended."""
+    for found in client.list_jobs():
+        name = found.submission_id or ""
+        if name.startswith(submission.prefix) and not found.status.is_terminal():
+            return str(name)
+    return None
+
+
+def _ids(client: Any) -> list[str]:
+    return [found.submission_id or "" for found in client.list_jobs()]
+
+
+def follow(client: Callable[[], Any], job: str, write: Callable[[str], Any]) -> int:
+    """Writes the job's log as it grows until the job ends; a lost connection is made again."""
+    shown, heard, lost, connection = 0, time.monotonic(), False, None
+    while True:
+        try:
+            connection = connection or client()
+            info = connection.get_job_info(job)
+            text = connection.get_job_logs(job)
+        except ConfigError:
+            raise
+        except (ConnectionError, RuntimeError, OSError, RcrayError) as error:
+            connection = None
+            if time.monotonic() - heard > _GIVE_UP_SECONDS:
+                raise RcrayError(
+                    f"{job}: nothing heard for {_GIVE_UP_SECONDS:.0f} s: {' '.join(str(error).split())[:200]}",
+                    fix="the job may still run: the same command follows it again",
+                ) from None
+            if not lost:
+                write("\n[connection lost; the job goes on, trying to reach it]\n")
+            lost = True
+            time.sleep(_POLL_SECONDS)
+            continue
+        if lost:
+            write("[connected again]\n")
+        heard, lost = time.monotonic(), False
+        write(text[shown:])
+        shown = max(shown, len(text))
+        if info.status.is_terminal():
+            return _exit_code(info, write)
+        time.sleep(_POLL_SECONDS)
+
+
+def _exit_code(info: Any, write: Callable[[str], Any]) -> int:
+    if info.status.value == "SUCCEEDED":
+        return 0
+    if info.status.value == "STOPPED":
+        write("\nthe job was stopped; the same command continues\n")
+        return EXIT_INTERRUPTED
+    if not info.driver_exit_code:
+        write(f"\nthe job failed: {info.message}\n")
+    return int(info.driver_exit_code or EXIT_FAILED)
+
+
+def _use_token() -> None:
+    """Ray's clients send their token only when told to."""
+    token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if token or Path("~/.ray/auth_token").expanduser().is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")

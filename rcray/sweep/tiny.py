@@ -1,0 +1,69 @@
+"""`--tiny`: the same experiment on the embedded models, scaled down to seconds on a CPU.
+
+Kept: objectives and their constants, calibration, likelihood, epochs, seeds, rates, method (QLoRA becomes LoRA: 4-bit
+arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, placement. Nothing about a
+model can be concluded from it; it proves that every cell of a file would run. `--set` wins over what is replaced here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rcray.config import Experiment, build_run, run_id
+from rcray.config.model import TINY_NAMES
+from rcray.config.schema import RunConfig
+from rcray.sweep.grid import Cell
+
+#: Which embedded model stands for which: the same architecture.
+STAND_INS: Mapping[str, str] = {
+    "pythia-410m": "tiny-neox",
+    "pythia-2.8b": "tiny-neox",
+    "mistral-7b": "tiny-mistral",
+    "qwen2.5-7b": "tiny-qwen2",
+}
+PAIRS, HELD_OUT, BATCH, MICRO_BATCH, PROBE_PAIRS, PROBE_EVERY = 16, 8, 8, 4, 8, 2
+
+
+def tiny_experiment(experiment: Experiment) -> Experiment:
+    """The file under another name: its ledger and report must not replace those of the real one."""
+    return experiment.model_copy(
+        update={"name": f"{experiment.name[:58]}-tiny", "title": f"{experiment.title or experiment.name} (tiny)"}
+    )
+
+
+def tiny_cells(cells: Sequence[Cell], overrides: Mapping[str, Any]) -> list[Cell]:
+    """Every cell scaled down; those that become the same run are one."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        config = tiny_config(cell.config, overrides)
+        varied = tuple((path, STAND_INS.get(str(value), value)) for path, value in cell.varied)
+        key = run_id(config)
+        found.setdefault(key, Cell(key, config, varied))
+    return list(found.values())
+
+
+def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """One run scaled down."""
+    content = config.model_dump(mode="json")
+    lora = content["model"]["lora"]
+    stand_in = config.model.name if config.model.name in TINY_NAMES else STAND_INS.get(config.model.name, "tiny-neox")
+    micro_batch = min(MICRO_BATCH, config.train.micro_batch_size)
+    content["model"] = {"name": stand_in, "method": config.model.method.removeprefix("q"), "lora": lora}
+    content["data"] = {
+        "name": "synthetic",
+        "difficulty": config.data.difficulty,
+        "train_pairs": PAIRS,
+        "eval_pairs": HELD_OUT,
+        "bucketing": config.data.bucketing,
+    }
+    content["train"] |= {
+        "batch_size": BATCH,
+        "micro_batch_size": max(size for size in range(1, micro_batch + 1) if BATCH % size == 0),
+        "probe_pairs": PROBE_PAIRS,
+        "probe_every": PROBE_EVERY,
+    }
+    content["execution"] = {}
+    return build_run(content, _of_sections(overrides, ("model", "data", "train", "execution")), "--tiny")
+
+
+def _of_sections(overrides: Mapping[str, Any], sections: Iterable[str]) -> dict[str, Any]:
+    return {path: value for path, value in overrides.items() if path.partition(".")[0] in sections}

@@ -1,0 +1,137 @@
+"""One cell inside its Tune trial: train, try once more with less memory, then the stages after training.
+
+A cell that runs out of memory is tried once more with half the micro-batch: the same pairs per update, in smaller
+portions. The run keeps its id, because what was asked for is still the same cell; what differs is written down beside
+it (adjusted.json), shown in the ledger, and used again when the run is resumed. Where statistics are taken per
+micro-batch, the smaller portion is also a smaller window, so such a run is marked and not silently equal.
+"""
+
+import gc
+import math
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rcray.config import RunConfig
+from rcray.store import RunDir, Store, read_json, write_atomic, write_json
+from rcray.sweep.faults import classify
+from rcray.sweep.ledger import UNSUCCESSFUL
+from rcray.train.launch import launch
+
+#: A stage after training, in the cell's own process: `stage(config, store)`.
+Stage = Callable[[RunConfig, Store], Any]
+
+_REPORT_SECONDS = 1.0
+SCORE = "probe_margin"
+
+
+def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], scored: bool = False) -> None:
+    """One cell. What is wrong with the cell ends up in its status; what is wrong around it is raised, for Tune.
+
+    `scored` reports the margin at every probe, for a scheduler that compares trials.
+    """
+    from ray import tune
+
+    config = RunConfig.model_validate(params["cell"]["config"])
+    run = store.run(params["cell"]["run_id"])
+    try:
+        if train_cell(config, run, store, scored)["status"] == "ok":
+            for stage in stages:
+                stage(config, store)
+    except Exception as error:
+        from rcray.train.loop import record_failure
+
+        write_atomic(run.path / "error.log", traceback.format_exc())
+        record_failure(run, error)
+        if classify(error) == "transient":
+            raise
+    tune.report({"finished": True})
+
+
+def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = False) -> dict[str, Any]:
+    """Trains to an outcome and returns the status; raises what is no outcome of the run."""
+    adjusted = run.adjusted.exists()
+    if adjusted:
+        config = with_micro_batch(config, read_json(run.adjusted)["used"])
+    status = _attempt(config, run, store, scored)
+    smaller = None if adjusted else smaller_micro_batch(config)
+    if status["status"] != "oom" or smaller is None:
+        return status
+    write_json(run.adjusted, adjustment(config, smaller))
+    _free_memory()
+    return _attempt(with_micro_batch(config, smaller), run, store, scored)
+
+
+def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> dict[str, Any]:
+    before = run.read_status()
+    callbacks = None
+    if config.execution.workers:
+        from ray.tune.integration.ray_train import TuneReportCallback
+
+        callbacks = [TuneReportCallback()]
+    on_step = _score_reporter() if scored else _reporter()
+    try:
+        return launch(config, store, key=run.run_id, on_step=on_step, callbacks=callbacks)
+    except Exception:
+        status = run.read_status()
+        if status.get("status") in UNSUCCESSFUL and status.get("attempt") != before.get("attempt"):
+            write_atomic(run.path / "error.log", traceback.format_exc())
+            return status  # the loop has already said what it was
+        raise
+
+
+def _reporter() -> Callable[[dict[str, Any]], None]:
+    """Progress for Tune, about once a second: its own bookkeeping costs more than a small step."""
+    from ray import tune
+
+    last = 0.0
+
+    def report(row: dict[str, Any]) -> None:
+        nonlocal last
+        if time.monotonic() - last > _REPORT_SECONDS:
+            last = time.monotonic()
+            tune.report({"step": row["step"], "total_steps": row["total_steps"]})
+
+    return report
+
+
+def _score_reporter() -> Callable[[dict[str, Any]], None]:
+    """Step and held-out margin at every probe: what ASHA compares. The report does not return once it has decided."""
+    from ray import tune
+
+    def report(row: dict[str, Any]) -> None:
+        margin = row["probe_z_w"] - row["probe_z_l"]
+        if math.isfinite(margin):
+            tune.report({"step": row["step"], SCORE: margin})
+
+    return report
+
+
+def smaller_micro_batch(config: RunConfig) -> int | None:
+    """The largest micro-batch of at most half the size that divides the batch and the workers' shares; None: none."""
+    train, workers = config.train, max(1, config.execution.workers)
+    sizes = range(workers, train.micro_batch_size // 2 + 1, workers)
+    return max((size for size in sizes if train.batch_size % size == 0), default=None)
+
+
+def with_micro_batch(config: RunConfig, size: int) -> RunConfig:
+    """The same run in smaller portions."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_size": size})})
+
+
+def adjustment(config: RunConfig, used: int) -> dict[str, Any]:
+    """What is written down about a run in smaller portions than asked for."""
+    asked = config.train.micro_batch_size
+    note = f"micro-batch {asked} -> {used} after running out of memory"
+    if config.calibration.granularity == "microbatch":
+        note += "; statistics per micro-batch are over smaller windows than asked for"
+    return {"field": "train.micro_batch_size", "asked": asked, "used": used, "note": note, "time": time.time()}
+
+
+def _free_memory() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

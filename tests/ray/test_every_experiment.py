@@ -1,0 +1,41 @@
+"""Every shipped experiment, scaled down by --tiny, from training to report. One Ray, one store: shared cells once."""
+
+from pathlib import Path
+
+import pytest
+
+from rcray.config import load_experiment
+from rcray.pipeline import sweep
+from rcray.sweep.grid import expand
+from rcray.sweep.runner import connect
+from rcray.sweep.tiny import tiny_cells, tiny_experiment
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
+
+
+def test_every_experiment_runs_end_to_end(store, monkeypatch):
+    import ray
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    connect(needs_dashboard=False)
+    wrong, seen = {}, {}
+    try:
+        for file in FILES:
+            experiment = load_experiment(file)
+            outcome = sweep(tiny_experiment(experiment), tiny_cells(expand(experiment), {}), store, tracking_uri=None)
+            entries = outcome.ledger.entries
+            wrong |= {
+                f"{file.stem}: {e.label}": f"{e.status} {e.error}"
+                for e in entries.values()
+                if e.status not in ("ok", "cached")
+            }
+            again = {key for key, e in entries.items() if key in seen and e.status != "cached"}
+            assert not again, "trained twice"
+            seen |= entries
+            assert outcome.report.html.is_file()
+            assert outcome.ledger.path.parent.name == f"{file.stem}-tiny"
+    finally:
+        ray.shutdown()
+    assert not wrong

@@ -1,0 +1,97 @@
+"""`rcray plan` over several files, and `--tiny`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rcray.config import load_experiment
+from rcray.store import RunDir, write_json
+from rcray.sweep.grid import expand
+from rcray.sweep.placement import NodeKind
+from rcray.sweep.planning import make_plan, summary
+from rcray.sweep.tiny import STAND_INS, tiny_cells, tiny_experiment
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def loaded(*names):
+    made = []
+    for name in names:
+        experiment = load_experiment(EXPERIMENTS / f"{name}.yaml")
+        made.append((EXPERIMENTS / f"{name}.yaml", experiment, expand(experiment)))
+    return made
+
+
+def test_shared_cells_are_counted_once(tmp_path):
+    plan = make_plan(loaded("main", "epochs", "pythia", "ema", "alpaca-eval"), tmp_path, None)
+    assert len(plan.cells) == 28 + 2 + 18 + 4
+    shared = [planned.experiments for planned in plan.cells.values() if len(planned.experiments) > 1]
+    assert ["pythia", "ema", "alpaca-eval"] in shared
+    assert not plan.conflicts
+
+
+def test_done_cells_are_not_counted_again(tmp_path):
+    files = loaded("epochs")
+    before = make_plan(files, tmp_path, None)
+    key = files[0][2][0].run_id
+    write_json(RunDir(tmp_path / "runs" / key).status, {"status": "ok"})
+    after = make_plan(files, tmp_path, None)
+    assert after.done == 1
+    assert after.gpu_hours == pytest.approx(before.gpu_hours - before.cells[key].cost.gpu_hours)
+    assert "4 unique cells, 1 done" in summary(after)
+
+
+def test_conflicts_are_named(tmp_path):
+    text = (EXPERIMENTS / "epochs.yaml").read_text().replace("main.yaml", str(EXPERIMENTS / "main.yaml"))
+    other = tmp_path / "epochs.yaml"
+    other.write_text(text.replace("model: mistral-7b", "model: mistral-7b\n  execution: {cpus_per_worker: 2}"))
+    experiment = load_experiment(other)
+    plan = make_plan([*loaded("epochs"), (other, experiment, expand(experiment))], tmp_path, None)
+    assert len(plan.cells) == 4, "how a cell is carried out is not part of it"
+    assert any("both named 'epochs'" in text for text in plan.conflicts)
+    assert any("differently (4 CPU, 1 GPU" in text for text in plan.conflicts)
+
+
+def test_a_share_of_a_gpu_must_hold_the_cell(tmp_path):
+    files = loaded("epochs")
+    experiment = files[0][1]
+    cells = expand(experiment, {"execution.gpus_per_worker": 0.25})
+    plan = make_plan([(files[0][0], experiment, cells)], tmp_path, None)
+    assert any("its share of a RTX A6000 has 12 GB" in text for text in plan.conflicts)
+
+
+def test_a_cluster_without_room_is_named(tmp_path):
+    plan = make_plan(loaded("epochs"), tmp_path, [NodeKind("cpu", {"CPU": 64}, 10)])
+    assert len(plan.conflicts) == 4
+    assert "no node type of the cluster file has room" in plan.conflicts[0]
+
+
+def test_rows_are_json(tmp_path):
+    (row, *_) = json.loads(json.dumps(make_plan(loaded("smoke"), tmp_path, None).rows()))
+    assert row["steps"] == 8
+    assert row["gpu_hours"] == 0
+    assert row["memory_bytes"] > 0
+
+
+def test_tiny_keeps_what_is_compared_and_replaces_the_rest():
+    (_, experiment, cells) = loaded("runtime")[0]
+    tiny = tiny_cells(cells, {})
+    assert tiny_experiment(experiment).name == "runtime-tiny"
+    assert len(tiny) == len(cells) == 48, "adapters and full fine-tuning stay apart, so no two cells become one"
+    for before, after in zip(cells, tiny, strict=True):
+        assert after.config.model.name == STAND_INS[before.config.model.name]
+        assert after.config.model.method == before.config.model.method.removeprefix("q")
+        for kept in ("objective", "calibration", "likelihood", "fidelity"):
+            assert getattr(after.config, kept) == getattr(before.config, kept)
+        assert after.config.train.learning_rate == before.config.train.learning_rate
+        assert after.config.execution.gpus_per_worker == 0
+
+
+def test_tiny_gives_way_to_set():
+    experiment = load_experiment(EXPERIMENTS / "epochs.yaml")
+    overrides = {"data.train_pairs": 64, "model": "tiny-qwen2", "train.seed": 7}
+    tiny = tiny_cells(expand(experiment, overrides), overrides)
+    assert {cell.config.data.train_pairs for cell in tiny} == {64}
+    assert {cell.config.model.name for cell in tiny} == {"tiny-qwen2"}
+    assert {cell.config.train.seed for cell in tiny} == {7}

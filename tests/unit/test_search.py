@@ -1,0 +1,132 @@
+"""Search: its points, what is refused, and that Optuna asks for the same points when told the same."""
+
+import statistics
+from types import SimpleNamespace
+
+import pytest
+
+from rcray.config import Experiment
+from rcray.config.search import SearchConfig
+from rcray.errors import ConfigError
+from rcray.store import Store, write_json
+from rcray.sweep.grid import expand
+from rcray.sweep.ledger import Ledger
+from rcray.sweep.search import best_of_search, choose_with_optuna, scheduler
+
+SPACE = {
+    "train.learning_rate": {"low": 1e-6, "high": 1e-3, "scale": "log"},
+    "objective.beta": {"low": 0.05, "high": 0.5},
+}
+
+
+def experiment(method="random", **more):
+    search = {"method": method, "space": SPACE, "samples": 6, **more.pop("search", {})}
+    return Experiment.model_validate({"name": "x", "search": search, **more})
+
+
+def test_points_are_ordinary_cells_within_their_ranges():
+    cells = expand(experiment(grid={"calibration.enabled": [False, True]}))
+    assert len(cells) == 12, "random points are crossed with the grid: off and on are compared at the same points"
+    for cell in cells:
+        assert 1e-6 <= cell.config.train.learning_rate <= 1e-3
+        assert 0.05 <= cell.config.objective.beta <= 0.5
+    assert len({cell.config.train.learning_rate for cell in cells}) == 6
+    small = sum(cell.config.train.learning_rate < 3e-5 for cell in cells)
+    assert 2 <= small <= 10, "drawn on the scale that was asked for"
+
+
+def test_points_depend_on_the_seed_alone():
+    def ids(**search):
+        return [cell.run_id for cell in expand(experiment(search=search))]
+
+    assert ids() == ids()
+    assert ids(samples=3) == ids()[:3], "asking for more does not change those already run"
+    assert not set(ids(seed=1)) & set(ids())
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"search": {"method": "random", "space": {"train.seed": {"low": 2, "high": 1}}}}, "not below"),
+        ({"search": {"method": "random", "space": {"x.y": {"low": 0, "high": 1, "scale": "log"}}}}, "no logarithm"),
+        ({"search": {"method": "random", "space": {}}}, "at least 1 item"),
+        ({"search": {"method": "grid", "space": SPACE}}, "'random', 'asha' or 'optuna'"),
+        ({"search": {"method": "asha", "space": SPACE}, "grid": {"objective": ["dpo", "cpo"]}}, "not comparable"),
+        ({"search": {"method": "random", "space": SPACE}, "grid": {"objective.beta": [1]}}, "given by `grid`"),
+    ],
+)
+def test_refused(content, expected):
+    with pytest.raises(ValueError, match=expected):
+        Experiment.model_validate({"name": "x", **content})
+
+
+def test_a_point_outside_of_a_fields_own_limits_is_refused():
+    space = {"objective.beta": {"low": -1.0, "high": -0.5}}
+    with pytest.raises(ConfigError, match=r"objective\.beta"):
+        expand(experiment(search={"space": space}))
+
+
+def test_asha_refuses_what_it_could_never_compare():
+    short = experiment("asha", run={"data": {"train_pairs": 64}, "train": {"batch_size": 8}})
+    with pytest.raises(ConfigError, match="the runs have 8 steps"):
+        scheduler(short.search, expand(short))
+    groups = experiment("asha", run={"execution": {"workers": 2}})
+    with pytest.raises(ConfigError, match="worker group"):
+        scheduler(groups.search, expand(groups))
+
+
+def searched(store, search, target, stop_after=99):
+    """Runs a search whose score is the closeness to a target rate; returns the points in their order."""
+    spec = Experiment.model_validate({"name": "x", "search": search})
+    asked = []
+
+    def cell_at(point):
+        asked.append(point["train.learning_rate"])
+        return expand(spec, {}, [point])[0]
+
+    def run(cells):
+        for cell in cells:
+            away = abs(cell.config.train.learning_rate - target) / target
+            row = {"benchmark": "preference", "metric": "accuracy", "value": -away}
+            write_json(store.run(cell.run_id).evaluation, {"rows": [row]})
+        tally = {"pending": 1} if len(cells) >= stop_after else {"ok": len(cells)}
+        return SimpleNamespace(ledger=SimpleNamespace(tally=lambda: tally), cells=cells)
+
+    outcome = choose_with_optuna(spec.search, cell_at, store, run)
+    return spec, asked, outcome
+
+
+def test_optuna_learns_and_asks_the_same_again(tmp_path):
+    store = Store.open(tmp_path)
+    search = {
+        "method": "optuna",
+        "samples": 24,
+        "batch": 4,
+        "space": {"train.learning_rate": SPACE["train.learning_rate"]},
+    }
+    spec, asked, outcome = searched(store, search, target=1e-4)
+    assert len(asked) == len(outcome.cells) == 24
+    assert asked[:4] == [point["train.learning_rate"] for point in SearchConfig.model_validate(search).points()]
+    _, elsewhere, _ = searched(Store.open(tmp_path / "other"), search, target=2e-6)
+    assert elsewhere[:4] == asked[:4]
+    assert statistics.geometric_mean(elsewhere[4:]) < statistics.geometric_mean(asked[4:]), "it goes where scores are"
+
+    _, interrupted, _ = searched(store, search, target=1e-4, stop_after=8)
+    assert interrupted == asked[:8]
+    _, again, _ = searched(store, search, target=1e-4)
+    assert again == asked, "a continued search is the same search"
+    assert best_of_search(spec, outcome.cells, store).startswith("best preference/accuracy: -0.")
+
+
+def test_a_stopped_run_is_stopped_for_its_search_only(tmp_path):
+    store = Store.open(tmp_path / "store")
+    cells = expand(experiment("asha"))
+    ledger = Ledger(store.experiment("x") / "ledger.json", cells)
+    write_json(store.run(cells[0].run_id).status, {"status": "pending", "step": 20})
+    ledger.stop(cells[0].run_id, "ASHA stopped it at step 20")
+    ledger.refresh(store)
+    entry = ledger.entries[cells[0].run_id]
+    assert (entry.status, entry.note) == ("stopped", "ASHA stopped it at step 20")
+    other = Ledger(store.experiment("y") / "ledger.json", cells)
+    other.refresh(store)
+    assert other.entries[cells[0].run_id].status == "pending"
