@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 SLOWEST_POLL_SECONDS = 30.0  # while the tracker is away
-PATIENCE_SECONDS = 20.0  # how long an absent tracker is waited for at the end
+PATIENCE_SECONDS = 10.0  # how long an absent tracker is waited for at the end
 _NICENESS = 10  # training comes first
 
 

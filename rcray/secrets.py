@@ -9,6 +9,7 @@ import os
 import re
 import traceback
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -27,11 +28,16 @@ _PATTERNS = (
 )
 
 
+@lru_cache(maxsize=4096)
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
 def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
     """Values of the environment that must not be shown, longest first, also as they stand in an address."""
     found = set()
     for name, value in (os.environ if environment is None else environment).items():
-        if _SECRET_NAME.search(name) and len(value.strip()) >= _SHORTEST:
+        if _is_secret(name) and len(value.strip()) >= _SHORTEST:
             found |= {value, value.strip(), quote(value, safe=""), quote_plus(value)}
     return sorted(found, key=len, reverse=True)
 

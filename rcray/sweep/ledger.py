@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rcray.secrets import redact
 from rcray.store import Store, write_json
 from rcray.sweep.grid import Cell
 
@@ -51,7 +52,7 @@ class Ledger:
             if status == "ok" and key in cached:
                 status = "cached"
             known = {name: found[name] for name in ("step", "total_steps", "seconds", "in_band") if name in found}
-            error = found.get("error", "") if status in UNSUCCESSFUL else ""
+            error = redact(found.get("error", "")) if status in UNSUCCESSFUL else ""
             self.entries[key] = replace(entry, status=status, error=error, **known)
 
     def tally(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rcray.config import RunConfig
 from rcray.errors import ConfigError
+from rcray.secrets import redact
 from rcray.store import RunDir, Store, write_atomic, write_json
 from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import Ledger
@@ -203,6 +204,6 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...]) -
     except Exception as error:
         from rcray.train.loop import record_failure
 
-        write_atomic(run.path / "error.log", traceback.format_exc())
+        write_atomic(run.path / "error.log", redact(traceback.format_exc()))
         record_failure(run, error)
     tune.report({"finished": True})

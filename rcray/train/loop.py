@@ -34,6 +34,7 @@ from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
 from rcray.models.trained import save_trained
 from rcray.objectives import build_objective
+from rcray.secrets import redact
 from rcray.store import RunDir, Store, publish_directory, write_json
 from rcray.train.checkpoint import Progress, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder
@@ -142,7 +143,7 @@ def record_failure(run: RunDir, error: BaseException, **identity: Any) -> None:
     elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         status = "oom"
     message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
-    write_json(run.status, {**found, **identity, "status": status, "error": message})
+    write_json(run.status, {**found, **identity, "status": status, "error": redact(message)})
 
 
 def _identity(job: Job) -> dict[str, Any]:
