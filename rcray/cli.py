@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -363,11 +363,20 @@ def sync(
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
     tracking_uri: TrackingOption = None,
+    log_models: Annotated[
+        Literal["none", "best", "all"], typer.Option(help="also log trained models, with their weights")
+    ] = "none",
+    register: Annotated[
+        str | None, typer.Option(metavar="NAME", help="register the best cell's model", show_default=False)
+    ] = None,
+    best_by: Annotated[str, typer.Option(metavar="METRIC", help="what makes a cell the best")] = "preference/accuracy",
 ) -> None:
     """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked."""
-    opened = Store.open(store)
-    from rcray.sync import address_for, tracked_experiments
+    from rcray.sync import Models, address_for, sync_models, tracked_experiments
     from rcray.sync import sync as deliver
+
+    models = Models(log_models, register, best_by)
+    opened = Store.open(store)
 
     names = []
     for given in experiments or []:
@@ -386,5 +395,7 @@ def sync(
         sent = synced.sent
         what = "nothing new" if sent.nothing else f"{sent.runs} new runs, {sent.points} points, {sent.files} files"
         typer.echo(f"{book.name}: {len(synced.cells)} cells, {what} -> {synced.address.shown}")
+        for line in sync_models(synced, opened, models):
+            typer.echo(f"  {line}")
         if synced.problems:
             raise RcrayError("\n".join(synced.problems), fix="mend or delete these run directories, then sync again")

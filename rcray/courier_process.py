@@ -44,9 +44,17 @@ class _Ears:
         self.gone.set()
 
 
-def _tell(content: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the parent may be gone
-        print(json.dumps(content), flush=True)
+class _Mouth:
+    """The way back to the parent: what libraries print goes to the log instead."""
+
+    def __init__(self) -> None:
+        self.pipe = sys.stdout
+        sys.stdout = sys.stderr
+
+    def tell(self, **content: Any) -> None:
+        """One message."""
+        with contextlib.suppress(OSError):  # the parent may be gone
+            print(json.dumps(content), file=self.pipe, flush=True)
 
 
 def main() -> None:
@@ -55,7 +63,7 @@ def main() -> None:
     redact_logs()
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
-    ears = _Ears()
+    ears, mouth = _Ears(), _Mouth()
     order = ears.order
     delivery = delivery_of(order, Store.open(order.store), live=True)
     pause = POLL_SECONDS
@@ -71,7 +79,7 @@ def main() -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            delivery.deliver(final=True, on_cell=lambda: _tell({"alive": True}))
+            delivery.deliver(final=True, on_cell=lambda: mouth.tell(alive=True))
             delivery.finish(words["state"], paths, words["tally"])
             problem = ""
             break
@@ -81,10 +89,10 @@ def main() -> None:
             if time.monotonic() > deadline:
                 break
             time.sleep(POLL_SECONDS)
-            _tell({"alive": True})
+            mouth.tell(alive=True)
     failures = tuple(delivery.problems.values())
     sent = delivery.sent
-    _tell(asdict(Delivered(not problem and not failures, problem, sent.points, sent.files, failures)))
+    mouth.tell(**asdict(Delivered(not problem and not failures, problem, sent.points, sent.files, failures)))
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ class Delivery:
             TrackerUnavailableError: the tracker is away; what was sent until then is not sent again.
             DeliveryBusyError: another process is delivering this experiment, and did not end its pass in time.
         """
+        if final:
+            self.plan = replace(self.plan, live=False)
         with self.book.held(patience) as mine:
             if not mine:
                 self._forget()
@@ -147,12 +149,13 @@ class Delivery:
         if parent is None:
             more = clean_tags({"rcray.title": self.plan.title or self.plan.name})
             parent = self.tracker.create_run(experiment, f"{self.plan.name} (sweep)", {**tags, **more}, _now())
-        self._parent = parent
         self._server.parent = parent.id
         self.book.save_server(self.uri, self._server)
         if self.plan.live:
             self.tracker.set_tags(parent.id, clean_tags({f"rcray.{k}": v for k, v in provenance().items()}))
             self.tracker.set_state(parent.id, "RUNNING")
+            parent = replace(parent, state="RUNNING")
+        self._parent = parent
         self._opened = True
 
     def _find(self, known: str, tags: Mapping[str, str]) -> TrackedRun | None:
@@ -216,7 +219,7 @@ class Delivery:
             self._close(cell, directory, word)
         self._set_tags(cell, clean_tags(told))
         state = STATES[word]
-        if word == "pending" and upto and (final or not self.plan.live):
+        if word == "pending" and upto and not self.plan.live:
             state = "KILLED"
         self._set_state(cell, state, directory)
 
@@ -293,7 +296,7 @@ class Delivery:
                 self.sent.files += len(files)
             if any(parent.tags.get(name) != value for name, value in tags.items()):
                 self.tracker.set_tags(parent.id, clean_tags(tags))
-            if parent.state != state or self.plan.live:
+            if parent.state != state:
                 self.tracker.set_state(parent.id, state, _now())
             self._parent = replace(parent, state=state, tags={**parent.tags, **tags})
 

@@ -21,6 +21,7 @@ for _name, _value in {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is not MLflow's
 }.items():
     os.environ.setdefault(_name, _value)
 
@@ -43,6 +44,7 @@ from rcray.track.tracker import (  # noqa: E402
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED",
              "UNAUTHENTICATED", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE", "RESOURCE_LIMIT_EXCEEDED")  # fmt: skip
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI shows training, not chat traces
 _TABLES_TAG = "mlflow.loggedArtifacts"  # tells the UI which files are tables
 
 
@@ -54,20 +56,20 @@ class MlflowTracker:
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self.address = address
         self.artifacts = artifacts
-        with _errors(), _schema_lock(address):
+        with errors(), _schema_lock(address):
             self.client = MlflowClient(tracking_uri=address.uri)
             if not address.is_server:
                 self.client.search_experiments(max_results=1)  # makes or upgrades the schema, alone
 
     def open_experiment(self, name: str) -> str:
         """See Tracker."""
-        with _errors():
+        with errors():
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 # An absolute place for a local database: processes with another working directory must find it too.
                 place = None if self.address.is_server else (self.artifacts / name).as_uri()
                 try:
-                    return self.client.create_experiment(name, place)
+                    return self.client.create_experiment(name, place, _KIND)
                 except MlflowException:  # somebody was faster
                     found = self.client.get_experiment_by_name(name)
                     if found is None:
@@ -79,13 +81,13 @@ class MlflowTracker:
     def find_run(self, experiment: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """See Tracker."""
         condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        with _errors():
+        with errors():
             found = self.client.search_runs([experiment], condition, ViewType.ACTIVE_ONLY, max_results=1)
         return _view(found[0]) if found else None
 
     def read_run(self, run: str) -> TrackedRun | None:
         """See Tracker."""
-        with _errors():
+        with errors():
             try:
                 found = self.client.get_run(run)
             except MlflowException as error:
@@ -96,31 +98,31 @@ class MlflowTracker:
 
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str], started: int) -> TrackedRun:
         """See Tracker."""
-        with _errors():
+        with errors():
             made = self.client.create_run(experiment, start_time=started, tags=dict(tags), run_name=name)
             self.client.update_run(made.info.run_id, status="SCHEDULED")
         return _view(made)
 
     def log_params(self, run: str, params: Mapping[str, str]) -> None:
         """See Tracker."""
-        with _errors():
+        with errors():
             for some in in_calls(list(params.items()), PARAMS_PER_CALL):
                 self.client.log_batch(run, params=[Param(name, value) for name, value in some])
 
     def log_points(self, run: str, points: Sequence[Point]) -> None:
         """See Tracker."""
-        with _errors():
+        with errors():
             self.client.log_batch(run, metrics=[Metric(p.name, p.value, p.milliseconds, p.step) for p in points])
 
     def set_tags(self, run: str, tags: Mapping[str, str]) -> None:
         """See Tracker."""
-        with _errors():
+        with errors():
             for some in in_calls(list(tags.items()), PARAMS_PER_CALL):
                 self.client.log_batch(run, tags=[RunTag(name, value) for name, value in some])
 
     def set_state(self, run: str, state: State, ended: int | None = None) -> None:
         """See Tracker."""
-        with _errors():
+        with errors():
             if state in ("SCHEDULED", "RUNNING"):
                 self.client.update_run(run, status=state)
             else:
@@ -128,7 +130,7 @@ class MlflowTracker:
 
     def log_files(self, run: str, files: Mapping[str, Path]) -> None:
         """See Tracker."""
-        with _errors(), tempfile.TemporaryDirectory() as folder:
+        with errors(), tempfile.TemporaryDirectory() as folder:
             for name, path in files.items():
                 place = PurePosixPath(name)
                 source = path
@@ -143,7 +145,7 @@ class MlflowTracker:
         """See Tracker. The file is what `mlflow.load_table` reads, and the tag makes the UI show it as a table."""
         columns = list(dict.fromkeys(name for row in rows for name in row))
         content = {"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]}
-        with _errors():
+        with errors():
             self.client.log_text(run, json.dumps(content), path)
             entry = {"path": path, "type": "table"}
             tables = json.loads(self.client.get_run(run).data.tags.get(_TABLES_TAG, "[]"))
@@ -158,7 +160,7 @@ def _view(run: Run) -> TrackedRun:
 
 
 @contextlib.contextmanager
-def _errors() -> Iterator[None]:
+def errors() -> Iterator[None]:
     """Whatever the client and the libraries below it raise, as one of the two errors, without secrets."""
     try:
         yield

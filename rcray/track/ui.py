@@ -16,6 +16,9 @@ from rcray.track.address import Address
 
 START_SECONDS = 120.0  # a fresh database and a busy machine take their time
 
+#: Unless the user says otherwise: no telemetry, and none of the eight job runners that nothing here uses.
+_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+
 
 def serve(address: Address, store: Store, host: str, port: int, say: Callable[[str], None]) -> int:
     """Runs `mlflow server` until it is interrupted; says the address once pages can be loaded.
@@ -32,7 +35,7 @@ def serve(address: Address, store: Store, host: str, port: int, say: Callable[[s
     process = subprocess.Popen(
         [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"],
         # Not an argument: a database address may carry a password, and arguments are for everybody to read.
-        env={**os.environ, "MLFLOW_BACKEND_STORE_URI": address.uri, "MLFLOW_DISABLE_TELEMETRY": "true"},
+        env={**_QUIET, **os.environ, "MLFLOW_BACKEND_STORE_URI": address.uri},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=store.root,
