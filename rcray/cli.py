@@ -86,13 +86,13 @@ def _only_cell(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:
     return experiment, cells[0]
 
 
-def _tracking(uri: str | None, unwanted: bool, store: Store) -> Any:
+def _tracking(uri: str | None, unwanted: bool, store: Path) -> Any:
     """Where to track to, checked before anything starts; a server that is away is no reason not to start."""
     if unwanted:
         return None
-    from rcray.track.address import knock, tracking_address
+    from rcray.track.address import Address, knock, tracking_address
 
-    address = tracking_address(uri or store.default_tracking_uri)
+    address = tracking_address(uri) if uri else Address(Store.at(store).default_tracking_uri)
     if reason := knock(address):
         typer.echo(f"MLflow at {address.shown} does not answer ({reason}); records are kept for `rcray sync`", err=True)
     return address
@@ -228,8 +228,8 @@ def train(
 ) -> None:
     """Train one cell; continues from its newest checkpoint, and does nothing if it is finished."""
     experiment, cell = _only_cell(file, set_)
+    tracking = _tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
-    tracking = _tracking(tracking_uri, no_tracking, opened)
     from rcray.pipeline import train as run
     from rcray.progress import ProgressLine
     from rcray.train.launch import is_finished
@@ -265,8 +265,8 @@ def sweep(
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
     experiment, cells = _cells(file, set_)
+    tracking = _tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
-    tracking = _tracking(tracking_uri, no_tracking, opened)
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
@@ -295,7 +295,7 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
     typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
     if outcome.tracking is not None:
-        local = outcome.tracking.uri == Store.open(store).default_tracking_uri
+        local = outcome.tracking.uri == Store.at(store).default_tracking_uri
         typer.echo(f"  MLflow   {f'rcray ui --store {store}' if local else outcome.tracking.shown}")
     _undelivered(outcome.delivered, store)
 
@@ -344,15 +344,17 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
 ) -> None:
     """Start the MLflow UI on the store's runs; a tracking server has its own."""
-    opened = Store.open(store)
-    from rcray.track.address import tracking_address
+    from rcray.track.address import Address, tracking_address
     from rcray.track.ui import serve
+
+    given = tracking_address(tracking_uri) if tracking_uri else None
+    opened = Store.open(store)
 
     def say(line: str) -> None:
         typer.echo(line)
         sys.stdout.flush()
 
-    sys.exit(serve(tracking_address(tracking_uri or opened.default_tracking_uri), opened, host, port, say))
+    sys.exit(serve(given or Address(opened.default_tracking_uri), opened, host, port, say))
 
 
 @app.command()

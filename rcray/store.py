@@ -8,9 +8,11 @@ STORE/
     checkpoints/          resumable state
     final/                the trained model and its tokenizer
     evaluation.json       metric rows
+    environment.json      versions, packages and git state it was started with, if it was tracked
   cache/                  tiny models, reference likelihoods: by content, shared by every run
-  experiments/NAME/       ledger.json, tracking.json, tables/, figures/, report.html
+  experiments/NAME/       ledger.json, tracking.json, courier.log, tables/, figures/, report.html
   mlflow.db, mlartifacts/ the default tracking store
+  store-id                tells this store's runs from another's on a shared tracking server
 """
 
 import json
@@ -80,9 +82,14 @@ class Store:
     root: Path
 
     @classmethod
+    def at(cls, path: Path | str) -> "Store":
+        """The store of a path, as it is or is not."""
+        return cls(Path(path).expanduser().resolve())
+
+    @classmethod
     def open(cls, path: Path | str) -> "Store":
         """Makes the directory and proves that it can be written."""
-        root = Path(path).expanduser().resolve()
+        root = cls.at(path).root
         try:
             root.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):

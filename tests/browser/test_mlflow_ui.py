@@ -53,7 +53,7 @@ def test_the_experiment_page_lists_the_cells_by_name(browser, ui, tracked, tmp_p
     page = browser.open(f"{ui}/#/experiments/{experiment}/runs")
     page.wait_for_text("small (sweep)")
     page.wait_for_text("5 matching runs")
-    page.click("[role=row] [role=gridcell] svg, .ag-center-cols-container button")  # the sign that opens the parent
+    page.click("[role=gridcell] button")  # the sign beside the parent's name shows what is nested in it
     for name in runs:
         page.wait_for_text(name, 20)
     page.screenshot(tmp_path / "runs.png")
@@ -67,7 +67,7 @@ def test_the_compare_view_overlays_rc_off_and_on(browser, ui, tracked, tmp_path)
     chosen = quote(json.dumps([runs[name] for name in names]))
     page = browser.open(f"{ui}/#/compare-runs?runs={chosen}&experiments={quote(json.dumps([experiment]))}")
     page.wait_for_text("Comparing 2 Runs from 1 Experiment")
-    for text in (*names, "calibration.enabled", "log_r", "band_lower", "band_upper", "in_band_share", "margin"):
+    for text in (*names, "calibration.enabled", "log_r", "band_lower", "band_upper", "in_band_share"):
         page.wait_for_text(text, 20)
     page.screenshot(tmp_path / "compare.png")
 
@@ -78,11 +78,12 @@ def test_the_compare_view_overlays_rc_off_and_on(browser, ui, tracked, tmp_path)
     )
     page.wait_for("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length >= 6")
     drawn = page.evaluate(
-        "document.querySelector('.js-plotly-plot').data.map(t => [t.name, Array.from(t.x), Array.from(t.y)])"
+        "document.querySelector('.js-plotly-plot').data"
+        ".map(t => [t.name, t.metricKey, Array.from(t.x), Array.from(t.y)])"
     )
-    assert {name for name, _, _ in drawn} == {f"{name} ({curve})" for name in names for curve in curves}
-    for name, x, y in drawn:
-        assert x == list(range(1, 41)), name
-        assert len(set(y)) > 5, name
+    assert {(name, curve) for name, curve, _, _ in drawn} == {(name, curve) for name in names for curve in curves}
+    for name, curve, x, y in drawn:
+        assert x == list(range(1, 41)), (name, curve)
+        assert len(set(y)) > 5, (name, curve)
     page.screenshot(tmp_path / "overlay.png")
     assert page.requested_hosts() == {"127.0.0.1"}

@@ -116,6 +116,7 @@ def test_a_server_that_never_answers_is_given_up_on(empty_store, monkeypatch):
     assert "timed out" in outcome.problem.lower() or "timeout" in outcome.problem.lower()
 
 
+@pytest.mark.slow
 def test_sync_delivers_what_a_dead_server_did_not_get(server, empty_store):
     """`rcray sync` by itself: refused while the server is away, complete when it is back, nothing new after that."""
     server.kill()
@@ -212,6 +213,7 @@ def test_a_single_training_is_tracked_by_default(store, tmp_path):
     assert Book(store, "one").server(store.default_tracking_uri).runs == {key: run.info.run_id}
 
 
+@pytest.mark.slow
 def test_a_dead_server_costs_a_training_nothing_but_a_message(store, tmp_path):
     file = tmp_path / "one.yaml"
     settings = make_cell(steps=8).config.model_dump(mode="json")
