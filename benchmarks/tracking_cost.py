@@ -55,6 +55,7 @@ class Switch:
         self.last: float | None = None
 
     def __call__(self, row: dict[str, Any]) -> None:
+        """Takes one step's record."""
         now = time.process_time()
         if self.last is not None and row["step"] > BLOCK:  # the first block warms up
             self.wall[self.state].append(row["seconds"])

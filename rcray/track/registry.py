@@ -54,7 +54,9 @@ def best_cell(store: Store, cells: Sequence[Cell], metric: str) -> Cell:
 def log_model(tracker: MlflowTracker, run: str, cell: Cell, store: Store) -> bool:
     """Logs a finished cell's model as MLflow's `transformers` flavour; False where these weights are there already.
 
-    An adapter is logged on the base it was trained on, SFT adapter merged, so that the logged model is complete.
+    An adapter is merged into its base first, so that the logged model is complete: MLflow's own way with peft models
+    names a base on the hub, or saves an adapted base whose weights it does not find again. The chain beside the model
+    says what was merged, and for 4-bit bases by how much the result differs from the model that was evaluated.
     """
     final = store.run(cell.run_id).final
     if not final.is_dir():
@@ -76,24 +78,24 @@ def _save(cell: Cell, store: Store, target: Path) -> None:
     from mlflow.models import ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
-    from rcray.models.trained import load_trained
+    from rcray.models.trained import load_trained, merge_adapter
 
     logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # it would look for a model card on the hub
-    loaded = load_trained(store.run(cell.run_id).final, store.cache)
-    text = Schema([ColSpec("string")])  # said, not inferred: inferring would run the model
-    mlflow.transformers.save_model(
-        {"model": loaded.model, "tokenizer": loaded.tokenizer},
-        str(target),
-        task="text-generation",
-        signature=ModelSignature(inputs=text, outputs=text),
-        pip_requirements=[f"{name}=={metadata.version(name)}" for name in _requirements(cell)],
-        metadata={"rcray.run_id": cell.run_id, "rcray.label": cell.label},
-    )
-    shutil.copy(store.run(cell.run_id).final / CHAIN, target / CHAIN)
-
-
-def _requirements(cell: Cell) -> tuple[str, ...]:
-    return (*_NEEDED, "peft") if cell.config.model.trains_adapters else _NEEDED
+    source = store.run(cell.run_id).final
+    with tempfile.TemporaryDirectory() as folder:
+        if cell.config.model.trains_adapters:
+            source = merge_adapter(source, Path(folder) / "merged", store.cache).directory
+        loaded = load_trained(source, store.cache)
+        text = Schema([ColSpec("string")])  # said, not inferred: inferring would run the model
+        mlflow.transformers.save_model(
+            {"model": loaded.model, "tokenizer": loaded.tokenizer},
+            str(target),
+            task="text-generation",
+            signature=ModelSignature(inputs=text, outputs=text),
+            pip_requirements=[f"{name}=={metadata.version(name)}" for name in _NEEDED],
+            metadata={"rcray.run_id": cell.run_id, "rcray.label": cell.label},
+        )
+        shutil.copy(source / CHAIN, target / CHAIN)
 
 
 def register(tracker: MlflowTracker, run: str, cell: Cell, name: str) -> Registered:
