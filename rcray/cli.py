@@ -86,7 +86,7 @@ def _only_cell(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:
     return experiment, cells[0]
 
 
-def _tracking(uri: str | None, unwanted: bool, store: Path) -> Any:
+def _tracking(uri: str | None, unwanted: bool, store: Path) -> str | None:
     """Where to track to, checked before anything starts; a server that is away is no reason not to start."""
     if unwanted:
         return None
@@ -95,7 +95,7 @@ def _tracking(uri: str | None, unwanted: bool, store: Path) -> Any:
     address = tracking_address(uri) if uri else Address(Store.at(store).default_tracking_uri)
     if reason := knock(address):
         typer.echo(f"MLflow at {address.shown} does not answer ({reason}); records are kept for `rcray sync`", err=True)
-    return address
+    return address.uri
 
 
 def _undelivered(delivered: Any, store: Path) -> None:
@@ -228,7 +228,7 @@ def train(
 ) -> None:
     """Train one cell; continues from its newest checkpoint, and does nothing if it is finished."""
     experiment, cell = _only_cell(file, set_)
-    tracking = _tracking(tracking_uri, no_tracking, store)
+    uri = _tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
     from rcray.pipeline import train as run
     from rcray.progress import ProgressLine
@@ -245,7 +245,7 @@ def train(
         connect(needs_dashboard=True)
         concurrency([cell], ray.cluster_resources(), 1)
     with ProgressLine(cell.label) as line:
-        outcome = run(experiment, cell, opened, tracking=tracking, on_step=line.update)
+        outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update)
     status = outcome.status
     typer.echo(f"{cell.label}: {status['status']}, {status['step']} steps in {status['seconds']:.1f} s")
     typer.echo(f"  {opened.run(cell.run_id).path}")
@@ -265,13 +265,13 @@ def sweep(
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
     experiment, cells = _cells(file, set_)
-    tracking = _tracking(tracking_uri, no_tracking, store)
+    uri = _tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
     with LedgerScreen(experiment.title or experiment.name) as screen:
-        outcome = run(experiment, cells, opened, tracking=tracking, concurrency=concurrency, on_refresh=screen.refresh)
+        outcome = run(experiment, cells, opened, tracking_uri=uri, concurrency=concurrency, on_refresh=screen.refresh)
     _print_outcome(outcome, store)
     if outcome.ledger.tally().get("pending"):
         sys.exit(EXIT_INTERRUPTED)
@@ -294,9 +294,9 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     typer.echo(f"  report   {outcome.report.html}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
     typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
-    if outcome.tracking is not None:
-        local = outcome.tracking.uri == Store.at(store).default_tracking_uri
-        typer.echo(f"  MLflow   {f'rcray ui --store {store}' if local else outcome.tracking.shown}")
+    if outcome.tracking_uri is not None:
+        local = outcome.tracking_uri == Store.at(store).default_tracking_uri
+        typer.echo(f"  MLflow   {f'rcray ui --store {store}' if local else redact(outcome.tracking_uri)}")
     _undelivered(outcome.delivered, store)
 
 
@@ -376,8 +376,10 @@ def sync(
     """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked."""
     from rcray.sync import Models, address_for, sync_models, tracked_experiments
     from rcray.sync import sync as deliver
+    from rcray.track.address import tracking_address
 
     models = Models(log_models, register, best_by)
+    uri = tracking_address(tracking_uri).uri if tracking_uri else None
     opened = Store.open(store)
 
     names = []
@@ -386,14 +388,14 @@ def sync(
             from rcray.track.book import Book
 
             experiment, cells = _cells(Path(given), set_)
-            Book(opened, experiment.name).enter(cells, experiment.title, tracking_uri)
+            Book(opened, experiment.name).enter(cells, experiment.title, uri)
             given = experiment.name
         names.append(given)
     books = tracked_experiments(opened, names)
     if not books:
         typer.echo(f"{opened.root}: nothing was tracked here yet")
     for book in books:
-        synced = deliver(book, opened, address_for(book, tracking_uri, opened))
+        synced = deliver(book, opened, address_for(book, uri, opened))
         sent = synced.sent
         what = "nothing new" if sent.nothing else f"{sent.runs} new runs, {sent.points} points, {sent.files} files"
         typer.echo(f"{book.name}: {len(synced.cells)} cells, {what} -> {synced.address.shown}")

@@ -112,6 +112,8 @@ class Courier:
             self.process.stdin.close()
         self.outcome = self._await()
         self._end()
+        if self.log_file.exists() and not self.log_file.stat().st_size:
+            self.log_file.unlink()
         return self.outcome
 
     def _await(self) -> Delivered:

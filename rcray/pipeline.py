@@ -15,7 +15,6 @@ from rcray.sweep.ledger import Ledger
 from rcray.track.tracker import State
 
 if TYPE_CHECKING:
-    from rcray.track.address import Address
     from rcray.track.delivery import Delivery
 
 
@@ -25,7 +24,7 @@ class Outcome:
 
     ledger: Ledger
     report: Report
-    tracking: "Address | None"
+    tracking_uri: str | None
     delivered: Delivered | None
 
 
@@ -34,11 +33,11 @@ def sweep(
     cells: Sequence[Cell],
     store: Store,
     *,
-    tracking: "Address | None",
+    tracking_uri: str | None,
     concurrency: int | None = None,
     on_refresh: Callable[[Ledger], None] | None = None,
 ) -> Outcome:
-    """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking=None` tracks nowhere."""
+    """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
     from rcray.evaluate.preference import evaluate_run
     from rcray.sweep.runner import SweepOptions, run_sweep
@@ -46,13 +45,13 @@ def sweep(
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
     options = SweepOptions(concurrency, (evaluate_run,), on_refresh)
-    courier = None if tracking is None else open_courier(experiment, cells, store, tracking, parent=True)
+    courier = None if tracking_uri is None else open_courier(experiment, cells, store, tracking_uri, parent=True)
     with courier or nullcontext():
         run_sweep(cells, store, ledger, options)
         report = build_report(store, experiment, cells)
         if courier:
             courier.finish(sweep_state(ledger), parent_paths(store, experiment.name), ledger.summary())
-    return Outcome(ledger, report, tracking, courier.outcome if courier else None)
+    return Outcome(ledger, report, tracking_uri, courier.outcome if courier else None)
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ def train(
     cell: Cell,
     store: Store,
     *,
-    tracking: "Address | None",
+    tracking_uri: str | None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> TrainOutcome:
     """Trains one cell in this process or as a worker group, tracked in its experiment; raises what ended it."""
     from rcray.train.launch import launch
 
-    courier = None if tracking is None else open_courier(experiment, [cell], store, tracking, parent=False)
+    courier = None if tracking_uri is None else open_courier(experiment, [cell], store, tracking_uri, parent=False)
     with courier or nullcontext():
         status = launch(cell.config, store, on_step=on_step)
     return TrainOutcome(status, courier.outcome if courier else None)
@@ -93,17 +92,15 @@ def parent_paths(store: Store, name: str) -> list[Path]:
     return [folder / part for part in ("ledger.json", "report.html", "tables", "figures")]
 
 
-def open_courier(
-    experiment: Experiment, cells: Sequence[Cell], store: Store, address: "Address", *, parent: bool
-) -> Courier:
+def open_courier(experiment: Experiment, cells: Sequence[Cell], store: Store, uri: str, *, parent: bool) -> Courier:
     """Enters the cells into the experiment's delivery book, and makes the courier that will deliver them."""
     from rcray.track.book import Book
 
-    Book(store, experiment.name).enter(cells, experiment.title, address.uri)
+    Book(store, experiment.name).enter(cells, experiment.title, uri)
     ended = ("ok", "degenerate")
     fresh = [c.run_id for c in cells if store.run(c.run_id).read_status().get("status") not in ended]
     order = Order(
-        str(store.root), address.uri, experiment.name, experiment.title, cells, parent, fresh, awaits_evaluation=parent
+        str(store.root), uri, experiment.name, experiment.title, cells, parent, fresh, awaits_evaluation=parent
     )
     return Courier(order, store.experiment(experiment.name) / "courier.log")
 

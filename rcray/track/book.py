@@ -7,6 +7,8 @@ experiments/NAME/tracking.json
 """
 
 import contextlib
+import copy
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,8 @@ from rcray.errors import RcrayError
 from rcray.secrets import redact
 from rcray.store import Store, read_json, write_atomic, write_json
 from rcray.sweep.grid import Cell
+
+log = logging.getLogger(__name__)
 
 
 class DeliveryBusyError(RcrayError):
@@ -37,7 +41,7 @@ class Server:
 
 
 class Book:
-    """Reads and writes one experiment's book, under a lock."""
+    """One experiment's book. Whoever delivers holds it; anybody may read it and enter cells meanwhile."""
 
     def __init__(self, store: Store, name: str):
         self.store = store
@@ -49,33 +53,43 @@ class Book:
         return read_json(self.path, default={})
 
     @contextlib.contextmanager
-    def held(self, patience: float) -> Iterator[bool]:
-        """Holds the book; yields whether this process was the last to hold it, and so may trust its memory."""
+    def _edit(self) -> Iterator[dict[str, Any]]:
+        """The content, to be changed; a lock of its own, held for no longer than that takes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path.with_name(".tracking.lock"))
+        with FileLock(self.path.with_name(".tracking-file.lock")):
+            content = self._read()
+            before = copy.deepcopy(content)
+            yield content
+            if content != before:
+                write_json(self.path, content)
+
+    @contextlib.contextmanager
+    def held(self, patience: float) -> Iterator[bool]:
+        """The right to deliver; yields whether this process had it last, and so may trust its memory."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path.with_name(".delivery.lock"))
         try:
             lock.acquire(timeout=patience)
         except Timeout:
             raise DeliveryBusyError(f"{self.name}: another process is delivering it", fix="wait for it") from None
         try:
-            content = self._read()
-            mine = content.get("holder") == self.me
-            if not mine:
-                write_json(self.path, {**content, "holder": self.me})
+            with self._edit() as content:
+                mine = content.get("holder") == self.me
+                content["holder"] = self.me
             yield mine
         finally:
             lock.release()
 
     def enter(self, cells: Sequence[Cell], title: str, uri: str | None) -> None:
         """Notes what is to be delivered, and where to (None: as before); called before anything is trained."""
-        with self.held(patience=30):
-            content = self._read()
+        with self._edit() as content:
             known = {entry["run_id"]: entry for entry in content.get("cells", [])}
             for cell in cells:
                 config = cell.config.model_dump(mode="json")
-                known[cell.run_id] = {"run_id": cell.run_id, "varied": list(cell.varied), "config": config}
-            where = content.get("uri", "") if uri is None else redact(uri)
-            write_json(self.path, {**content, "title": title, "uri": where, "cells": list(known.values())})
+                known[cell.run_id] = {"run_id": cell.run_id, "varied": [list(v) for v in cell.varied], "config": config}
+            content |= {"title": title, "cells": list(known.values())}
+            if uri is not None:
+                content["uri"] = redact(uri)
 
     @property
     def title(self) -> str:
@@ -88,15 +102,16 @@ class Book:
         return str(self._read().get("uri", ""))
 
     def cells(self) -> list[Cell]:
-        """Every cell that was ever entered."""
-        return [
-            Cell(
-                entry["run_id"],
-                RunConfig.model_validate(entry["config"]),
-                tuple((path, value) for path, value in entry["varied"]),
-            )
-            for entry in self._read().get("cells", [])
-        ]
+        """Every cell that was ever entered, as far as this version understands its settings."""
+        found = []
+        for entry in self._read().get("cells", []):
+            try:
+                config = RunConfig.model_validate(entry["config"])
+            except ValueError:
+                log.warning("%s: run %s was tracked by another version; left alone", self.name, entry["run_id"])
+                continue
+            found.append(Cell(entry["run_id"], config, tuple((path, value) for path, value in entry["varied"])))
+        return found
 
     def server(self, uri: str) -> Server:
         """The ids at a tracker; empty ones for a tracker that never saw the experiment."""
@@ -104,9 +119,8 @@ class Book:
 
     def save_server(self, uri: str, server: Server) -> None:
         """Keeps the ids."""
-        content = self._read()
-        servers = {**content.get("servers", {}), redact(uri): vars(server)}
-        write_json(self.path, {**content, "servers": servers})
+        with self._edit() as content:
+            content.setdefault("servers", {})[redact(uri)] = copy.deepcopy(vars(server))
 
 
 def books(store: Store) -> list[Book]:

@@ -336,6 +336,28 @@ def test_a_book_in_use_is_waited_for_and_then_named(store, tracker):
         delivery_to(tracker, store, [cell]).deliver(patience=0.1)
 
 
+def test_cells_are_entered_while_somebody_delivers(store):
+    """A second training of the same experiment must not wait for the first one's slow server."""
+    first, second = make_cell("dpo"), make_cell("cpo")
+    book = Book(store, "small")
+    book.enter([first], "", URI)
+    with book.held(0):
+        Book(store, "small").enter([second], "A title", None)
+        assert [cell.run_id for cell in book.cells()] == [first.run_id, second.run_id]
+    assert (book.title, book.uri) == ("A title", URI)
+    assert book.cells()[1] == second
+
+
+def test_a_cell_of_another_version_is_left_alone_and_named(store, caplog):
+    book = Book(store, "small")
+    book.enter([make_cell("dpo"), make_cell("cpo")], "", URI)
+    content = json.loads(book.path.read_text())
+    content["cells"][0]["config"]["train"]["flux"] = 1
+    book.path.write_text(json.dumps(content))
+    assert [cell.run_id for cell in book.cells()] == [make_cell("cpo").run_id]
+    assert make_cell("dpo").run_id in caplog.text
+
+
 def test_two_stores_on_one_server_are_two_sweeps(store, tracker, tmp_path):
     cell = make_cell()
     other = Store.open(tmp_path / "other")
