@@ -5,12 +5,13 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from rcray import __version__
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.secrets import redact, redact_logs
 from rcray.store import DEFAULT_STORE, Store
 
 app = typer.Typer(
@@ -46,15 +47,17 @@ TrackingOption = Annotated[
         show_default=False,
     ),
 ]
+NoTrackingOption = Annotated[bool, typer.Option("--no-tracking", help="do not write to MLflow")]
 
 
 def main() -> None:
     """Entry point: errors raised on purpose become one screen and an exit code, without a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    redact_logs()
     try:
         app(standalone_mode=True)
     except RcrayError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(redact(f"error: {error}"), err=True)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == EXIT_INTERRUPTED:  # typer makes this of Ctrl-C, without a word
@@ -85,14 +88,35 @@ def _cells(file: Path, overrides: list[str] | None, tiny: bool = False, points: 
     return (tiny_experiment(experiment), tiny_cells(cells, changes)) if tiny else (experiment, cells)
 
 
-def _only_cell(file: Path, overrides: list[str] | None) -> Any:
-    _, cells = _cells(file, overrides)
+def _only_cell(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:
+    experiment, cells = _cells(file, overrides)
     if len(cells) > 1:
         raise ConfigError(
             f"{file}: has {len(cells)} cells, and this command takes one",
             fix="choose with --set, for example --set objective=dpo --set calibration.enabled=true; or `rcray sweep`",
         )
-    return cells[0]
+    return experiment, cells[0]
+
+
+def _tracking(uri: str | None, unwanted: bool, store: Path) -> str | None:
+    """Where to track to, checked before anything starts; a server that is away is no reason not to start."""
+    if unwanted:
+        return None
+    from rcray.track.address import Address, knock, tracking_address
+
+    address = tracking_address(uri) if uri else Address(Store.at(store).default_tracking_uri)
+    if reason := knock(address):
+        typer.echo(f"MLflow at {address.shown} does not answer ({reason}); records are kept for `rcray sync`", err=True)
+    return address.uri
+
+
+def _undelivered(delivered: Any, store: Path) -> None:
+    """Says what MLflow did not get, if anything, and how to send it."""
+    if delivered is None or delivered.complete:
+        return
+    for line in filter(None, [delivered.problem, *delivered.cells]):
+        typer.echo(redact(f"MLflow: {line}"), err=True)
+    typer.echo(f"not everything reached MLflow; nothing is lost: rcray sync --store {store}", err=True)
 
 
 @app.command("show-config")
@@ -190,12 +214,16 @@ def train(
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="show where a step's time goes")] = False,
+    tracking_uri: TrackingOption = None,
+    no_tracking: NoTrackingOption = False,
 ) -> None:
     """Train one cell; continues from its newest checkpoint, and does nothing if it is finished."""
-    cell = _only_cell(file, set_)
+    experiment, cell = _only_cell(file, set_)
+    uri = _tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
+    from rcray.pipeline import train as run
     from rcray.progress import ProgressLine
-    from rcray.train.launch import is_finished, launch
+    from rcray.train.launch import is_finished
 
     if is_finished(opened.run(cell.run_id)):
         typer.echo(f"{cell.label}: already finished in {opened.run(cell.run_id).path}")
@@ -207,9 +235,11 @@ def train(
         connect(needs_dashboard=True)
         check_placement([cell], possible_nodes(None))
     with ProgressLine(cell.label) as line:
-        status = launch(cell.config, opened, on_step=line.update, profile=profile)
+        outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update, profile=profile)
+    status = outcome.status
     typer.echo(f"{cell.label}: {status['status']}, {status['step']} steps in {status['seconds']:.1f} s")
     typer.echo(f"  {opened.run(cell.run_id).path}")
+    _undelivered(outcome.delivered, store)
     if profile:
         from rcray.train.profile import describe
 
@@ -225,12 +255,13 @@ def sweep(
     set_: SetOption = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="cells at once; as many as fit")] = None,
     tracking_uri: TrackingOption = None,
-    no_tracking: Annotated[bool, typer.Option("--no-tracking", help="do not write to MLflow")] = False,
+    no_tracking: NoTrackingOption = False,
     tiny: TinyOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
     experiment, cells = _cells(file, set_, tiny)
+    uri = _tracking(tracking_uri, no_tracking, store)
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not store.expanduser().is_absolute():
         raise ConfigError(
             f"--store {store}: a Ray job runs in a temporary copy of its directory, on one node",
@@ -240,7 +271,6 @@ def sweep(
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
-    uri = None if no_tracking else tracking_uri or opened.default_tracking_uri
     with LedgerScreen(experiment.title or experiment.name) as screen:
 
         def run_cells(wanted: Any) -> Any:
@@ -324,8 +354,10 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     typer.echo(f"  report   {outcome.report.html}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
     typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
-    if outcome.tracking_uri:
-        typer.echo(f"  MLflow   rcray ui --store {store}")
+    if outcome.tracking_uri is not None:
+        local = outcome.tracking_uri == Store.at(store).default_tracking_uri
+        typer.echo(f"  MLflow   {f'rcray ui --store {store}' if local else redact(outcome.tracking_uri)}")
+    _undelivered(outcome.delivered, store)
     typer.echo("\nWhat to try next")
     typer.echo("  another setting   the same command with --set objective.beta=0.5 or --set calibration.scores=full")
     typer.echo("  a published grid  rcray plan experiments/main.yaml; then rcray sweep experiments/main.yaml --tiny")
@@ -375,9 +407,63 @@ def ui(
     host: Annotated[str, typer.Option(help="address to listen on; loopback unless you say otherwise")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
 ) -> None:
-    """Start the MLflow UI on the store's runs."""
-    uri = tracking_uri or Store.open(store).default_tracking_uri
-    typer.echo(f"MLflow UI on http://{host}:{port} (Ctrl-C ends it)")
-    sys.stdout.flush()
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", host]
-    os.execv(sys.executable, [*command, "--port", str(port), "--workers", "1"])
+    """Start the MLflow UI on the store's runs; a tracking server has its own."""
+    from rcray.track.address import Address, tracking_address
+    from rcray.track.ui import serve
+
+    given = tracking_address(tracking_uri) if tracking_uri else None
+    opened = Store.open(store)
+
+    def say(line: str) -> None:
+        typer.echo(line)
+        sys.stdout.flush()
+
+    sys.exit(serve(given or Address(opened.default_tracking_uri), opened, host, port, say))
+
+
+@app.command()
+def sync(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="names or files of experiments; all tracked ones", show_default=False)
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tracking_uri: TrackingOption = None,
+    log_models: Annotated[
+        Literal["none", "best", "all"], typer.Option(help="also log trained models, with their weights")
+    ] = "none",
+    register: Annotated[
+        str | None, typer.Option(metavar="NAME", help="register the best cell's model", show_default=False)
+    ] = None,
+    best_by: Annotated[str, typer.Option(metavar="METRIC", help="what makes a cell the best")] = "preference/accuracy",
+) -> None:
+    """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked."""
+    from rcray.sync import Models, address_for, sync_models, tracked_experiments
+    from rcray.sync import sync as deliver
+    from rcray.track.address import tracking_address
+
+    models = Models(log_models, register, best_by)
+    uri = tracking_address(tracking_uri).uri if tracking_uri else None
+    opened = Store.open(store)
+
+    names = []
+    for given in experiments or []:
+        if given.endswith((".yaml", ".yml")):  # an untracked experiment is tracked from now on
+            from rcray.track.book import Book
+
+            experiment, cells = _cells(Path(given), set_)
+            Book(opened, experiment.name).enter(cells, experiment.title, uri)
+            given = experiment.name
+        names.append(given)
+    books = tracked_experiments(opened, names)
+    if not books:
+        typer.echo(f"{opened.root}: nothing was tracked here yet")
+    for book in books:
+        synced = deliver(book, opened, address_for(book, uri, opened))
+        sent = synced.sent
+        what = "nothing new" if sent.nothing else f"{sent.runs} new runs, {sent.points} points, {sent.files} files"
+        typer.echo(f"{book.name}: {len(synced.cells)} cells, {what} -> {synced.address.shown}")
+        for line in sync_models(synced, opened, models):
+            typer.echo(f"  {line}")
+        if synced.problems:
+            raise RcrayError("\n".join(synced.problems), fix="mend or delete these run directories, then sync again")

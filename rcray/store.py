@@ -10,9 +10,11 @@ STORE/
     best/                 the model that ranked the probe pairs best, where asked for
     evaluation.json       metric rows
     adjusted.json         what was changed so that it could run at all; absent in most runs
+    environment.json      versions, packages and git state it was started with, if it was tracked
   cache/                  tiny models, reference likelihoods: by content, shared by every run
-  experiments/NAME/       ledger.json, tracking.json, tables/, figures/, report.html
+  experiments/NAME/       ledger.json, tracking.json, courier.log, tables/, figures/, report.html
   mlflow.db, mlartifacts/ the default tracking store
+  store-id                tells this store's runs from another's on a shared tracking server
 """
 
 import json
@@ -97,9 +99,14 @@ class Store:
     root: Path
 
     @classmethod
+    def at(cls, path: Path | str) -> "Store":
+        """The store of a path, as it is or is not."""
+        return cls(Path(path).expanduser().resolve())
+
+    @classmethod
     def open(cls, path: Path | str) -> "Store":
         """Makes the directory and proves that it can be written."""
-        root = Path(path).expanduser().resolve()
+        root = cls.at(path).root
         try:
             root.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rcray.secrets import redact
 from rcray.store import Store, read_json, write_json
 from rcray.sweep.grid import Cell
 
@@ -62,7 +63,7 @@ class Ledger:
             if status == "pending" and key in stopped:
                 status = "stopped"
             known = {name: found[name] for name in ("step", "total_steps", "seconds", "in_band") if name in found}
-            error = found.get("error", "") if status in UNSUCCESSFUL else ""
+            error = redact(found.get("error", "")) if status in UNSUCCESSFUL else ""
             note = stopped.get(key) or read_json(store.run(key).adjusted, default={}).get("note", "")
             self.entries[key] = replace(entry, status=status, error=error, note=note, **known)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rcray.config import RunConfig
+from rcray.secrets import redact
 from rcray.store import RunDir, Store, read_json, write_atomic, write_json
 from rcray.sweep.faults import classify
 from rcray.sweep.ledger import UNSUCCESSFUL
@@ -42,7 +43,7 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
     except Exception as error:
         from rcray.train.loop import record_failure
 
-        write_atomic(run.path / "error.log", traceback.format_exc())
+        write_atomic(run.path / "error.log", redact(traceback.format_exc()))
         record_failure(run, error)
         if classify(error) == "transient":
             raise
@@ -76,7 +77,7 @@ def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> dict
     except Exception:
         status = run.read_status()
         if status.get("status") in UNSUCCESSFUL and status.get("attempt") != before.get("attempt"):
-            write_atomic(run.path / "error.log", traceback.format_exc())
+            write_atomic(run.path / "error.log", redact(traceback.format_exc()))
             return status  # the loop has already said what it was
         raise
 

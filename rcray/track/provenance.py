@@ -1,12 +1,18 @@
 """Where a result comes from: versions, git state, machine. No environment variable is ever recorded."""
 
+import json
 import platform
 import subprocess
 from importlib import metadata
+from typing import Any
 
 import rcray
+from rcray.secrets import redact, redact_content
+from rcray.store import RunDir, read_json, write_json
 
 _PACKAGES = ("torch", "transformers", "peft", "ray", "mlflow")
+UNKNOWN = "unknown"
+FILE = "environment.json"
 
 
 def provenance() -> dict[str, str]:
@@ -32,3 +38,41 @@ def git_state() -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
+
+
+def freeze() -> list[str]:
+    """Every installed distribution, as pip would name it."""
+    lines = set()
+    for found in metadata.distributions():
+        name = found.metadata["Name"]
+        origin = json.loads(found.read_text("direct_url.json") or "{}").get("url", "")
+        remote = origin and not origin.startswith("file:")  # an address may carry a password; a directory is nobody's
+        lines.add(redact(f"{name} @ {origin}") if remote else f"{name}=={found.version}")
+    return sorted(lines, key=str.lower)
+
+
+def environment() -> dict[str, Any]:
+    """What this process runs on."""
+    facts = {**provenance(), "platform": platform.platform(), "machine": platform.machine()}
+    return redact_content({**facts, "packages": freeze()})
+
+
+def record_environment(run: RunDir, found: dict[str, Any]) -> None:
+    """Notes the environment a run was started in; one that it is resumed in later is added if it differs."""
+    path = run.path / FILE
+    kept = read_json(path, default=[])
+    if found not in kept:
+        write_json(path, [*kept, found])
+
+
+def recorded(run: RunDir) -> list[dict[str, Any]]:
+    """Every environment a run was started in; empty for a run that nobody noted it for."""
+    return read_json(run.path / FILE, default=[])
+
+
+def recorded_tags(run: RunDir) -> dict[str, str]:
+    """Git state and versions of a run, for tags; several where it was resumed under others."""
+    found = recorded(run)
+    names = ("version", "git", "python", *(f"{package}_version" for package in _PACKAGES))
+    values = {name: ", ".join(dict.fromkeys(str(entry.get(name, UNKNOWN)) for entry in found)) for name in names}
+    return {f"rcray.{name}": value or UNKNOWN for name, value in values.items()}

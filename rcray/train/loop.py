@@ -30,6 +30,7 @@ from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
+from rcray.secrets import redact
 from rcray.store import RunDir, Store, publish_directory, write_json
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder
@@ -136,7 +137,7 @@ def record_failure(run: RunDir, error: BaseException, **identity: Any) -> None:
     elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         status = "oom"
     message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
-    write_json(run.status, {**found, **identity, "status": status, "error": message})
+    write_json(run.status, {**found, **identity, "status": status, "error": redact(message)})
 
 
 def _identity(job: Job) -> dict[str, Any]:

@@ -25,11 +25,11 @@ LAYERS = (
     ("track",),
     ("evaluate",),
     ("aggregate",),
-    ("pipeline", "progress", "cli", "__main__"),
+    ("pipeline", "courier", "courier_process", "sync", "progress", "cli", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: For everybody, except config, which takes only errors.
-SHARED = {"errors": set(), "records": set(), "store": {"errors"}}
+SHARED = {"errors": set(), "records": set(), "secrets": set(), "store": {"errors"}}
 HEAVY = ("torch", "ray", "mlflow", "transformers", "matplotlib")
 
 

@@ -1,0 +1,99 @@
+"""The courier's own process: `python -m rcray.courier_process`, started by `rcray.courier`.
+
+It reads its order from stdin, follows the store, and ends when it is told to or when its parent is gone. If the tracker
+is away at the end it gives up after a while and says so: the records stay, and `rcray sync` delivers them.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rcray.courier import Delivered, Order
+from rcray.errors import RcrayError
+from rcray.pipeline import delivery_of
+from rcray.secrets import redact, redact_logs
+from rcray.store import Store
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 2.0
+SLOWEST_POLL_SECONDS = 30.0  # while the tracker is away
+PATIENCE_SECONDS = 10.0  # how long an absent tracker is waited for at the end
+_NICENESS = 10  # training comes first
+
+
+class _Ears:
+    """Messages from the parent, without blocking; `gone` once the parent closed the pipe or died."""
+
+    def __init__(self) -> None:
+        self.order = Order.from_line(sys.stdin.readline())
+        self.last_words: dict[str, Any] | None = None
+        self.gone = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self.last_words = json.loads(line)
+        self.gone.set()
+
+
+class _Mouth:
+    """The way back to the parent: what libraries print goes to the log instead."""
+
+    def __init__(self) -> None:
+        self.pipe = sys.stdout
+        sys.stdout = sys.stderr
+
+    def tell(self, **content: Any) -> None:
+        """One message."""
+        with contextlib.suppress(OSError):  # the parent may be gone
+            print(json.dumps(content), file=self.pipe, flush=True)
+
+
+def main() -> None:
+    """Follows the store until told to finish."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s: %(message)s")
+    redact_logs()
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    ears, mouth = _Ears(), _Mouth()
+    order = ears.order
+    delivery = delivery_of(order, Store.open(order.store), live=True)
+    pause = POLL_SECONDS
+    while not ears.gone.wait(pause):
+        try:
+            delivery.deliver()
+            pause = POLL_SECONDS
+        except RcrayError as error:
+            log.warning("delivery will be tried again: %s", error)
+            pause = min(2 * pause, SLOWEST_POLL_SECONDS)
+    words = ears.last_words or {"state": "KILLED", "paths": [], "tally": ""}
+    paths = [Path(path) for path in words["paths"]]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            delivery.deliver(final=True, on_cell=lambda: mouth.tell(alive=True))
+            delivery.finish(words["state"], paths, words["tally"])
+            problem = ""
+            break
+        except RcrayError as error:
+            log.warning("last delivery: %s", error)
+            problem = redact(str(error))
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+            mouth.tell(alive=True)
+    failures = tuple(delivery.problems.values())
+    sent = delivery.sent
+    mouth.tell(**asdict(Delivered(not problem and not failures, problem, sent.points, sent.files, failures)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The files of a run as a tracker gets them: without secrets, records in one piece, and sent again only if changed."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from rcray.config import content_key
+from rcray.secrets import redact
+from rcray.store import RunDir, read_json
+from rcray.track.provenance import FILE as ENVIRONMENT
+from rcray.track.provenance import recorded
+from rcray.train.dynamics import read_dynamics
+
+BENCHMARKS = "benchmarks.json"
+FIGURES = "figures/dynamics.{}"
+_TEXT = (".yaml", ".json", ".log", ".txt", ".md", ".tex", ".csv", ".html", ".svg")
+
+
+def fingerprints(run: RunDir, status: str) -> dict[str, str]:
+    """What a run has to show: the path it gets at the tracker, and a mark that changes with its sources."""
+    sources: dict[str, list[Path]] = {
+        "config.yaml": [run.config],
+        "status.json": [run.status],
+        "error.log": [run.path / "error.log"],
+        "environment.json": [run.path / ENVIRONMENT],
+        "requirements.txt": [run.path / ENVIRONMENT],
+        "evaluation.json": [run.evaluation],
+        BENCHMARKS: [run.evaluation],
+        "dynamics.parquet": sorted(run.dynamics.glob("part-*.parquet")),
+        "checkpoints.json": [*_files(run.final), *sorted(run.checkpoints.glob("step-*/manifest.json"))],
+    }
+    for suffix in ("png", "svg"):
+        sources[FIGURES.format(suffix)] = sources["dynamics.parquet"]
+    found = {name: [path for path in paths if path.exists()] for name, paths in sources.items()}
+    return {name: content_key([status, *map(_mark, paths)]) for name, paths in found.items() if paths}
+
+
+def _mark(path: Path) -> list[Any]:
+    state = path.stat()
+    return [path.name, state.st_size, state.st_mtime_ns]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+
+
+def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], Mapping[str, bytes]]) -> dict[str, Path]:
+    """Writes the wanted files into a folder; a figure that cannot be drawn is left out."""
+    copies = {"config.yaml": run.config, "status.json": run.status, "evaluation.json": run.evaluation}
+    copies |= {"error.log": run.path / "error.log", "environment.json": run.path / ENVIRONMENT}
+    wanted = set(wanted)
+    made: dict[str, Path] = {}
+
+    def write(name: str, content: bytes) -> None:
+        made[name] = folder / name
+        made[name].parent.mkdir(parents=True, exist_ok=True)
+        made[name].write_bytes(content)
+
+    for name in wanted & copies.keys():
+        write(name, redact(copies[name].read_text(encoding="utf-8", errors="replace")).encode())
+    if "requirements.txt" in wanted:
+        newest = recorded(run)[-1]
+        header = f"# Python {newest['python']}, {newest['platform']}, rcray at git {newest['git']}\n"
+        write("requirements.txt", (header + "\n".join(newest["packages"]) + "\n").encode())
+    if "dynamics.parquet" in wanted:
+        made["dynamics.parquet"] = folder / "dynamics.parquet"
+        pq.write_table(read_dynamics(run.dynamics), made["dynamics.parquet"])
+    if "checkpoints.json" in wanted:
+        write("checkpoints.json", json.dumps(checkpoint_manifest(run), indent=2).encode())
+    if any(name.startswith("figures/") for name in wanted):
+        for suffix, content in draw().items():
+            write(FIGURES.format(suffix), content)
+    return made
+
+
+def checkpoint_manifest(run: RunDir) -> dict[str, Any]:
+    """Size and SHA-256 of every file of the trained model and of the checkpoints that are left."""
+    final = {str(path.relative_to(run.final)): _digest(path) for path in _files(run.final)}
+    left = {path.parent.name: read_json(path) for path in sorted(run.checkpoints.glob("step-*/manifest.json"))}
+    return {"run_id": run.run_id, "final": final, "checkpoints": left}
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def tree(paths: Iterable[Path]) -> dict[str, Path]:
+    """Files and folders as the paths they get at the tracker."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            found.update({f"{path.name}/{inner.relative_to(path)}": inner for inner in _files(path)})
+        elif path.is_file():
+            found[path.name] = path
+    return found
+
+
+def tree_mark(files: Mapping[str, Path]) -> str:
+    """A mark that changes with any of the files."""
+    return content_key([[name, *_mark(path)] for name, path in files.items()])
+
+
+def cleaned(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
+    """The same files; those with a secret in their text are replaced by clean copies in the folder."""
+    clean = dict(files)
+    for name, path in files.items():
+        if path.suffix not in _TEXT:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if (safe := redact(text)) != text:
+            clean[name] = folder / name
+            clean[name].parent.mkdir(parents=True, exist_ok=True)
+            clean[name].write_text(safe, encoding="utf-8")
+    return clean

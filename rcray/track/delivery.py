@@ -1,0 +1,322 @@
+"""Delivery: what the store has and the tracker has not. Repeatable at any time; nothing is lost, nothing doubled.
+
+The records on disk are the spool. A pass asks the tracker how far a run was delivered, sends what is missing and
+closes what has ended. Whatever interrupts it (a dead server, a kill of this process) the next pass, of this or another
+process, goes on from what the tracker has. The training processes never see any of this.
+"""
+
+import json
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pyarrow import ArrowException
+
+from rcray.errors import RcrayError
+from rcray.secrets import redact
+from rcray.store import RunDir, Store, read_json
+from rcray.sweep.grid import Cell
+from rcray.track import artifacts
+from rcray.track.book import Book, Server, store_id
+from rcray.track.curves import DELIVERED, Cursor, batches, cursor_at
+from rcray.track.describe import PARENT, STATES, allowed_name, clean_tags, params_of, tags_of
+from rcray.track.provenance import environment, provenance, record_environment, recorded_tags
+from rcray.track.tracker import Point, State, TrackedRun, Tracker, TrackerUnavailableError
+
+log = logging.getLogger(__name__)
+
+ENDED = ("ok", "failed", "oom", "degenerate")
+_MARKS = "rcray.delivered"  # a tag: what of a run's files the tracker has
+
+#: Draws a cell's own figure: suffix -> content. The layer above provides it.
+Draw = Callable[[Cell], Mapping[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be delivered."""
+
+    name: str
+    title: str
+    cells: Sequence[Cell]
+    parent: bool = True  # a parent run for the sweep; a single run joins one only if it exists
+    started_here: Collection[str] = ()  # run ids that this command trains: their environment is ours
+    awaits_evaluation: bool = False  # a finished cell is closed when its metrics are there
+    live: bool = False  # somebody is training: what says `running` is
+
+
+@dataclass
+class Tally:
+    """What was sent."""
+
+    runs: int = 0
+    points: int = 0
+    files: int = 0
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the tracker had everything."""
+        return not (self.runs or self.points or self.files)
+
+
+class Delivery:
+    """Passes over the cells of one experiment, to one tracker."""
+
+    def __init__(self, plan: Plan, store: Store, open_tracker: Callable[[], Tracker], uri: str, draw: Draw):
+        self.plan = plan
+        self.store = store
+        self.uri = uri
+        self.draw = draw
+        self.book = Book(store, plan.name)
+        self.sent = Tally()
+        self.problems: dict[str, str] = {}  # run id -> why it cannot be delivered
+        self._open_tracker = open_tracker
+        self._tracker: Tracker | None = None
+        self._server = Server()
+        self._opened = False
+        self._parent: TrackedRun | None = None
+        self._runs: dict[str, TrackedRun] = {}
+        self._cursors: dict[str, Cursor] = {}
+        self._environment: dict[str, Any] | None = None
+
+    def deliver(self, *, final: bool = False, patience: float = 5, on_cell: Callable[[], None] = lambda: None) -> None:
+        """One pass. `final`: nothing more will come, so ended cells are closed as they are.
+
+        Raises:
+            TrackerUnavailableError: the tracker is away; what was sent until then is not sent again.
+            DeliveryBusyError: another process is delivering this experiment, and did not end its pass in time.
+        """
+        if final:
+            self.plan = replace(self.plan, live=False)
+        with self.book.held(patience) as mine:
+            if not mine:
+                self._forget()
+            if not self._opened:
+                self._open()
+            for cell in self.plan.cells:
+                try:
+                    self._deliver(cell, final)
+                    self.problems.pop(cell.run_id, None)
+                except TrackerUnavailableError:
+                    # Whether the last call arrived is not known: ask before sending again.
+                    self._cursors.pop(cell.run_id, None)
+                    self._runs.pop(cell.run_id, None)
+                    raise
+                except (RcrayError, ArrowException, OSError) as error:
+                    self._cursors.pop(cell.run_id, None)
+                    self._runs.pop(cell.run_id, None)
+                    self._note(cell, error)
+                on_cell()
+
+    def _note(self, cell: Cell, error: Exception) -> None:
+        text = redact(f"{cell.label}: {error}")
+        if self.problems.get(cell.run_id) != text:
+            log.warning("cannot be delivered: %s", text)
+        self.problems[cell.run_id] = text
+
+    def _forget(self) -> None:
+        self._opened = False
+        self._runs.clear()
+        self._cursors.clear()
+
+    @property
+    def tracker(self) -> Tracker:
+        """The tracker, once it could be opened."""
+        if self._tracker is None:
+            self._tracker = self._open_tracker()
+        return self._tracker
+
+    # -- runs found or made
+
+    def _open(self) -> None:
+        self._server = self.book.server(self.uri)
+        experiment = self.tracker.open_experiment(self.plan.name)
+        if experiment != self._server.experiment:  # another database at the same address
+            self._server = Server(experiment)
+            self.book.save_server(self.uri, self._server)
+        if not self.plan.parent:
+            self._parent = self.tracker.read_run(self._server.parent) if self._server.parent else None
+            self._opened = True
+            return
+        tags = {"rcray.kind": "sweep", "rcray.store": store_id(self.store)}
+        parent = self._find(self._server.parent, tags)
+        if parent is None:
+            more = clean_tags({"rcray.title": self.plan.title or self.plan.name})
+            parent = self.tracker.create_run(experiment, f"{self.plan.name} (sweep)", {**tags, **more}, _now())
+        self._server.parent = parent.id
+        self.book.save_server(self.uri, self._server)
+        if self.plan.live:
+            self.tracker.set_tags(parent.id, clean_tags({f"rcray.{k}": v for k, v in provenance().items()}))
+            self.tracker.set_state(parent.id, "RUNNING")
+            parent = replace(parent, state="RUNNING")
+        self._parent = parent
+        self._opened = True
+
+    def _find(self, known: str, tags: Mapping[str, str]) -> TrackedRun | None:
+        """By the id in our book; by its tags where a kill came between making it and writing that down."""
+        found = self.tracker.read_run(known) if known else None
+        return found or self.tracker.find_run(self._server.experiment, tags)
+
+    def _run(self, cell: Cell) -> TrackedRun:
+        if cell.run_id in self._runs:
+            return self._runs[cell.run_id]
+        tags = tags_of(cell) | {"rcray.store": store_id(self.store)}
+        key = {"rcray.run_id": cell.run_id, "rcray.store": tags["rcray.store"]}
+        if self._parent is not None:
+            tags[PARENT] = self._parent.id
+        run = self._find(self._server.runs.get(cell.run_id, ""), key)
+        if run is None:
+            started = _modified(self.store.run(cell.run_id).config) or _now()
+            run = self.tracker.create_run(self._server.experiment, redact(cell.label), tags, started)
+            self.sent.runs += 1
+        if self._server.runs.get(cell.run_id) != run.id:
+            self._server.runs[cell.run_id] = run.id
+            self.book.save_server(self.uri, self._server)
+        missing = {name: value for name, value in params_of(cell.config).items() if name not in run.params}
+        if missing:
+            self.tracker.log_params(run.id, missing)
+        self._runs[cell.run_id] = run
+        self._set_tags(cell, tags)
+        return self._runs[cell.run_id]
+
+    def _set_tags(self, cell: Cell, tags: Mapping[str, str]) -> None:
+        run = self._runs[cell.run_id]
+        changed = {name: value for name, value in tags.items() if run.tags.get(name) != value}
+        if changed:
+            self.tracker.set_tags(run.id, changed)
+            self._runs[cell.run_id] = replace(run, tags={**run.tags, **changed})
+
+    # -- one cell
+
+    def _deliver(self, cell: Cell, final: bool) -> None:
+        directory = self.store.run(cell.run_id)
+        status = directory.read_status()
+        word = self._word(directory, str(status.get("status", "pending")))
+        tracked = self._run(cell)
+        if status and cell.run_id in self.plan.started_here:
+            self._environment = self._environment or environment()
+            record_environment(directory, self._environment)
+        if cell.run_id not in self._cursors:
+            self._cursors[cell.run_id] = cursor_at(directory, int(tracked.newest.get(DELIVERED, 0)))
+        upto = int(status.get("step") or 0)
+        for batch in batches(directory, self._cursors[cell.run_id], upto, tracked.started):
+            self.tracker.log_points(tracked.id, batch.points)
+            self._cursors[cell.run_id] = batch.after
+            self.sent.points += len(batch.points)
+        error = redact(str(status.get("error") or "")) if word in ENDED else ""
+        told = {"rcray.status": word, **recorded_tags(directory)}
+        if error or "rcray.error" in tracked.tags:
+            told["rcray.error"] = error
+        if word in ENDED and (
+            final or word != "ok" or not self.plan.awaits_evaluation or directory.evaluation.exists()
+        ):
+            self._close(cell, directory, word)
+        self._set_tags(cell, clean_tags(told))
+        state = STATES[word]
+        if word == "pending" and upto and not self.plan.live:
+            state = "KILLED"
+        self._set_state(cell, state, directory)
+
+    def _word(self, run: RunDir, word: str) -> str:
+        """A run that says `running` with nobody at it was interrupted."""
+        if word not in STATES:
+            return "pending"
+        if word != "running" or self.plan.live:
+            return word
+        try:
+            with FileLock(run.path / ".lock", timeout=0):
+                return "pending"
+        except Timeout:
+            return word
+
+    def _set_state(self, cell: Cell, state: State, run: RunDir) -> None:
+        tracked = self._runs[cell.run_id]
+        if tracked.state != state:
+            self.tracker.set_state(tracked.id, state, _modified(run.status))
+            self._runs[cell.run_id] = replace(tracked, state=state)
+
+    def _close(self, cell: Cell, run: RunDir, word: str) -> None:
+        """Final metrics and files: those that changed since they were sent."""
+        tracked = self._runs[cell.run_id]
+        marks = artifacts.fingerprints(run, word)
+        have = json.loads(tracked.tags.get(_MARKS, "{}"))
+        changed = {name for name, mark in marks.items() if have.get(name) != mark}
+        if not changed:
+            return
+        if artifacts.BENCHMARKS in changed:
+            rows = read_json(run.evaluation, default={}).get("rows", [])
+            self._send_scores(cell, rows, _modified(run.evaluation) or _now())
+            self.tracker.log_table(tracked.id, artifacts.BENCHMARKS, [_table_row(row) for row in rows])
+        with tempfile.TemporaryDirectory() as folder:
+            files = artifacts.build(run, changed, Path(folder), lambda: self._drawn(cell))
+            self.tracker.log_files(tracked.id, files)
+            self.sent.files += len(files)
+        self._set_tags(cell, {_MARKS: json.dumps(marks)})
+
+    def _drawn(self, cell: Cell) -> Mapping[str, bytes]:
+        try:
+            return self.draw(cell)
+        except Exception as error:  # a figure is not worth a run's delivery
+            log.warning("%s: no figure: %s", cell.label, error)
+            return {}
+
+    def _send_scores(self, cell: Cell, rows: Sequence[Mapping[str, Any]], at: int) -> None:
+        """Final metrics as single points; a non-finite one is no score."""
+        tracked = self._runs[cell.run_id]
+        values: dict[str, float] = {}
+        for row in rows:
+            name = f"{row.get('benchmark')}/{row.get('metric')}"
+            for suffix, value in (("", row.get("value")), ("_stderr", row.get("stderr"))):
+                if isinstance(value, int | float) and math.isfinite(value):
+                    values[allowed_name(name + suffix)] = float(value)
+        points = [Point(name, v, 0, at) for name, v in values.items() if tracked.newest.get(name) != v]
+        if points:
+            self.tracker.log_points(tracked.id, points)
+            self._runs[cell.run_id] = replace(tracked, newest={**tracked.newest, **values})
+            self.sent.points += len(points)
+
+    # -- the parent
+
+    def finish(self, state: State, paths: Sequence[Path], tally: str, patience: float = 5) -> None:
+        """Closes the parent run with the ledger, tables, figures and report."""
+        if self._parent is None or not self.plan.parent:
+            return
+        parent = self._parent
+        with self.book.held(patience), tempfile.TemporaryDirectory() as folder:
+            files = artifacts.tree(paths)
+            tags = {"rcray.tally": tally, _MARKS: artifacts.tree_mark(files)}
+            if parent.tags.get(_MARKS) != tags[_MARKS]:
+                self.tracker.log_files(parent.id, artifacts.cleaned(files, Path(folder)))
+                self.sent.files += len(files)
+            if any(parent.tags.get(name) != value for name, value in tags.items()):
+                self.tracker.set_tags(parent.id, clean_tags(tags))
+            if parent.state != state:
+                self.tracker.set_state(parent.id, state, _now())
+            self._parent = replace(parent, state=state, tags={**parent.tags, **tags})
+
+
+def _table_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values as text, non-finite numbers as nothing: a table has cells."""
+    plain: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        plain[str(name)] = redact(json.dumps(value)) if isinstance(value, dict | list) else value
+    return {name: redact(value) if isinstance(value, str) else value for name, value in plain.items()}
+
+
+def _now() -> int:
+    return int(1000 * time.time())
+
+
+def _modified(path: Path) -> int | None:
+    try:
+        return int(1000 * path.stat().st_mtime)
+    except OSError:
+        return None

@@ -1,0 +1,237 @@
+"""Against a real `mlflow server` on SQLite, and real SQLite files: what a person will find there."""
+
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from rcray.courier import Order
+from rcray.pipeline import delivery_of
+from rcray.records import METRICS
+from rcray.store import Store
+from rcray.track.book import Book
+from rcray.track.describe import params_of
+from rcray.track.tracker import TrackerUnavailableError
+from rcray.train.dynamics import read_dynamics
+from tests.track.servers import LosingProxy, MlflowServer, free_port
+from tests.track.stored_runs import finish, four_cells, make_cell, train_to
+
+RCRAY = [sys.executable, "-c", "from rcray.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    running = MlflowServer(tmp_path_factory.mktemp("server")).start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def empty_store(tmp_path):
+    return Store.open(tmp_path / "store")
+
+
+def order_of(store, uri, name, cells, **more):
+    Book(store, name).enter(cells, "", uri)
+    return Order(str(store.root), uri, name, "", cells, True, **more)
+
+
+def runs_of(uri, name):
+    """The parents, and the cells by run id; no cell twice."""
+    client = MlflowClient(uri)
+    runs = client.search_runs([client.get_experiment_by_name(name).experiment_id])
+    parents = [r for r in runs if r.data.tags["rcray.kind"] == "sweep"]
+    cells = {r.data.tags["rcray.run_id"]: r for r in runs if r.data.tags["rcray.kind"] == "cell"}
+    assert len(parents) + len(cells) == len(runs), "a cell has two MLflow runs"
+    return client, parents, cells
+
+
+def files_of(client, run, folder=None):
+    found = []
+    for entry in client.list_artifacts(run, folder):
+        found += files_of(client, run, entry.path) if entry.is_dir else [entry.path]
+    return sorted(found)
+
+
+def assert_every_point_once(client, run, store, cell):
+    """Step by step what the records say, for every curve, no step twice."""
+    records = read_dynamics(store.run(cell.run_id).dynamics).to_pylist()
+    for name in METRICS:
+        points = sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, name))
+        wanted = [(row["step"], float(row[name])) for row in records]
+        assert points == [(step, v) for step, v in wanted if abs(v) < float("inf")], name
+
+
+def test_a_lost_answer_doubles_nothing(server, empty_store, monkeypatch):
+    """Every second answer to a log request is lost on the way back, after the server stored it."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # ours is the second try, not the client's
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)  # `load_table` asks no client
+    cell = make_cell(steps=60)
+    finish(empty_store, cell)
+    with LosingProxy(server.url) as proxy:
+        delivery = delivery_of(order_of(empty_store, proxy.url, "lossy", [cell]), empty_store, live=False)
+        for _ in range(20):
+            try:
+                delivery.deliver(final=True)
+                break
+            except TrackerUnavailableError:
+                continue
+        else:
+            pytest.fail("never delivered")
+        assert proxy.lost >= 3
+    client, parents, cells = runs_of(server.url, "lossy")
+    assert len(parents) == 1
+    assert_every_point_once(client, cells[cell.run_id], empty_store, cell)
+    assert cells[cell.run_id].data.params == params_of(cell.config)
+    table = client.load_table(cells[cell.run_id].info.experiment_id, "benchmarks.json")
+    assert table["value"].tolist()[0] == 0.75 and len(table) == 2
+
+
+def test_a_server_that_never_answers_is_given_up_on(empty_store, monkeypatch):
+    """It takes the connection and says nothing: the command ends all the same, and says how to go on."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr("rcray.courier.STALL_SECONDS", 60)
+    from rcray.courier import Courier
+
+    cell = make_cell()
+    finish(empty_store, cell)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen(50)
+        uri = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        started = time.monotonic()
+        with Courier(order_of(empty_store, uri, "mute", [cell]), empty_store.root / "courier.log") as courier:
+            begun = time.monotonic() - started
+            outcome = courier.finish("FINISHED")
+    assert begun < 2, "starting it waits for nobody"
+    assert time.monotonic() - started < 60
+    assert not outcome.complete and outcome.points == 0
+    assert "timed out" in outcome.problem.lower() or "timeout" in outcome.problem.lower()
+
+
+@pytest.mark.slow
+def test_sync_delivers_what_a_dead_server_did_not_get(server, empty_store):
+    """`rcray sync` by itself: refused while the server is away, complete when it is back, nothing new after that."""
+    server.kill()
+    cells = four_cells()[:2]
+    for cell in cells:
+        finish(empty_store, cell)
+    Book(empty_store, "late").enter(cells, "", server.url)
+    (empty_store.experiment("late") / "ledger.json").write_text("{}")
+    command = [*RCRAY, "sync", "--store", str(empty_store.root)]
+    environment = {**os.environ, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+
+    def sync():
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+    away = sync()
+    assert away.returncode == 1, away.stdout + away.stderr
+    assert "does not answer" in away.stderr and "Traceback" not in away.stderr
+    server.start()
+    done = sync()
+    assert done.returncode == 0, done.stderr
+    assert "late: 2 cells, 2 new runs" in done.stdout
+    assert "nothing new" in sync().stdout
+    client, parents, found = runs_of(server.url, "late")
+    assert len(parents) == 1
+    for cell in cells:
+        assert_every_point_once(client, found[cell.run_id], empty_store, cell)
+
+
+def test_two_deliverers_at_once_on_one_fresh_database(tmp_path):
+    """Two experiments and two couriers on a file that neither has opened yet; one shared cell in both."""
+    database = f"sqlite:///{tmp_path / 'shared.db'}"
+    from rcray.courier import Courier
+
+    store = Store.open(tmp_path / "store")
+    shared = make_cell("dpo", steps=40)
+    grids = {"first": [shared, make_cell("cpo", steps=40)], "second": [shared, make_cell("simpo", steps=40)]}
+    for cell in {cell.run_id: cell for cells in grids.values() for cell in cells}.values():
+        finish(store, cell)
+    couriers = {n: Courier(order_of(store, database, n, c), store.root / f"{n}.log") for n, c in grids.items()}
+    outcomes = {}
+
+    def run(name):
+        with couriers[name] as courier:
+            outcomes[name] = courier.finish("FINISHED")
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in grids]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, cells in grids.items():
+        assert outcomes[name].complete, (outcomes[name], (store.root / f"{name}.log").read_text())
+        client, parents, found = runs_of(database, name)
+        assert len(parents) == 1 and set(found) == {cell.run_id for cell in cells}
+        for cell in cells:
+            assert_every_point_once(client, found[cell.run_id], store, cell)
+    assert sqlite3.connect(tmp_path / "shared.db").execute("pragma integrity_check").fetchone() == ("ok",)
+
+
+def test_a_courier_whose_parent_dies_still_delivers(tmp_path, empty_store):
+    """SIGKILL of the command: what is on disk reaches the tracker, and the courier ends."""
+    cell = make_cell()
+    train_to(empty_store, cell, 10)
+    order = order_of(empty_store, empty_store.default_tracking_uri, "orphan", [cell])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rcray.courier_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    out, _ = process.communicate(order.to_line(), timeout=120)  # closes the pipe, as a kill does
+    assert json.loads(out.splitlines()[-1])["complete"]
+    client, _, found = runs_of(empty_store.default_tracking_uri, "orphan")
+    assert len(client.get_metric_history(found[cell.run_id].info.run_id, "loss")) == 10
+    assert found[cell.run_id].info.status == "KILLED"
+
+
+def test_a_single_training_is_tracked_by_default(store, tmp_path):
+    """`rcray train`: one run, not nested, in the store's own database; the training process never imports mlflow."""
+    file = tmp_path / "one.yaml"
+    settings = {name: section for name, section in make_cell(steps=8).config.model_dump(mode="json").items()}
+    file.write_text(json.dumps({"name": "one", "run": settings}))
+    code = (
+        "import sys\nfrom rcray.cli import main\ntry:\n    main()\nfinally:\n"
+        "    print('imported' if 'mlflow' in sys.modules else 'never imported')"
+    )
+    command = [sys.executable, "-c", code, "train", str(file), "--store", str(store.root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "never imported" in done.stdout
+    client, parents, cells = runs_of(store.default_tracking_uri, "one")
+    assert parents == [] and len(cells) == 1
+    ((key, run),) = cells.items()
+    assert run.info.status == "FINISHED" and "mlflow.parentRunId" not in run.data.tags
+    assert len(client.get_metric_history(run.info.run_id, "z_w")) == 8
+    assert "figures/dynamics.png" in files_of(client, run.info.run_id)
+    assert Book(store, "one").server(store.default_tracking_uri).runs == {key: run.info.run_id}
+
+
+@pytest.mark.slow
+def test_a_dead_server_costs_a_training_nothing_but_a_message(store, tmp_path):
+    file = tmp_path / "one.yaml"
+    settings = make_cell(steps=8).config.model_dump(mode="json")
+    file.write_text(json.dumps({"name": "one", "run": settings}))
+    uri = f"http://somebody:topsecret@127.0.0.1:{free_port()}"
+    command = [*RCRAY, "train", str(file), "--store", str(store.root), "--tracking-uri", uri]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "does not answer" in done.stderr
+    assert f"rcray sync --store {store.root}" in done.stderr
+    assert "topsecret" not in done.stdout + done.stderr
+    for path in store.experiment("one").rglob("*"):
+        assert not path.is_file() or b"topsecret" not in path.read_bytes(), path
+    done = subprocess.run(
+        [*RCRAY, "sync", "--store", str(store.root), "--tracking-uri", store.default_tracking_uri],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    client, _, cells = runs_of(store.default_tracking_uri, "one")
+    (run,) = cells.values()
+    assert len(client.get_metric_history(run.info.run_id, "z_w")) == 8
