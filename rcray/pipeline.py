@@ -31,12 +31,14 @@ def sweep(
 ) -> Outcome:
     """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
     # Imported here: the command line answers `plan` and `--help` without ray, torch or mlflow.
-    from rcray.evaluate.preference import evaluate_run
+    from rcray.evaluate.command import check_settings
+    from rcray.evaluate.stage import EvaluationStage
     from rcray.sweep.runner import SweepOptions, run_sweep
 
+    check_settings(experiment.evaluation)
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
-    options = SweepOptions(concurrency, (evaluate_run,), on_refresh)
+    options = SweepOptions(concurrency, (EvaluationStage(experiment.evaluation),), on_refresh)
     delivery = None
     if tracking_uri is not None:
         from rcray.track.mlflow import Delivery, LiveDelivery, open_tracking

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rcray.config.data import DataConfig
+from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
 from rcray.config.model import ModelConfig, default_scores, fill_open, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
@@ -203,6 +204,9 @@ class Experiment(Section):
     )
     exclude: list[dict[str, Any]] = Field(
         default_factory=list, description="cells to leave out: every dotted path must match"
+    )
+    evaluation: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, description="what is measured on finished cells"
     )
 
     @field_validator("grid")

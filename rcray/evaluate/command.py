@@ -1,0 +1,120 @@
+"""`rcray evaluate`: which runs, what is asked of them, and what is printed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rcray.config import RunConfig, run_id
+from rcray.config.evaluation import EvaluationConfig
+from rcray.config.load import build_run, read_yaml
+from rcray.errors import ConfigError, RcrayError, did_you_mean
+from rcray.evaluate.rows import DEGENERATE, describe
+from rcray.evaluate.stage import EvaluationStage, Outcome, evaluate_run
+from rcray.store import RunDir, Store
+from rcray.train.launch import is_finished
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run to measure, and where it lies."""
+
+    label: str
+    config: RunConfig
+    store: Store
+
+
+def check_settings(settings: EvaluationConfig) -> None:
+    """Refuses, before anything is started: unknown benchmarks, missing files, a backend that is not installed."""
+    from rcray.evaluate.backends import require_backend
+
+    require_backend(settings)
+    benchmarks = settings.resolved()
+    if benchmarks or settings.data_dir:
+        from rcray.evaluate.harness import check_benchmarks
+
+        check_benchmarks(benchmarks, settings.data_dir)
+
+
+def find_runs(given: str, store: Store) -> list[Subject]:
+    """A run's directory or id, or a directory of runs (a store's, or the store itself)."""
+    named = store.run(given)
+    if "/" not in given and named.config.is_file():
+        return [_subject(named)]
+    path = Path(given).expanduser()
+    for folder in (path, path / "runs"):
+        if (folder / "config.yaml").is_file():
+            return [_subject(RunDir(folder.resolve()))]
+        found = sorted(file.parent for file in folder.glob("*/config.yaml"))
+        if found:
+            return [_subject(RunDir(directory.resolve())) for directory in found]
+    known = [directory.name for directory in (store.root / "runs").glob("*")]
+    raise ConfigError(
+        f"--run {given}: neither a run of {store.root} nor a directory of runs{did_you_mean(given, known)}",
+        fix="give a run id, a run's directory, or a directory that holds runs; `rcray plan` prints the ids",
+    )
+
+
+def _subject(run: RunDir) -> Subject:
+    config = build_run(read_yaml(run.config), {}, str(run.config))
+    if run_id(config) != run.run_id or run.path.parent.name != "runs":
+        raise ConfigError(
+            f"{run.path}: is not the directory of run {run_id(config)}",
+            fix="a run lies in STORE/runs/RUN_ID; evaluate it there",
+        )
+    return Subject(config.label, config, Store.open(run.path.parent.parent))
+
+
+def evaluate(subjects: Sequence[Subject], settings: EvaluationConfig, say, warn) -> None:  # type: ignore[no-untyped-def]
+    """Measures the finished runs on Ray and prints every row; what is measured is not measured again.
+
+    Raises:
+        RcrayError: a run is not finished, failed to evaluate, or is degenerate.
+    """
+    check_settings(settings)
+    finished = [subject for subject in subjects if is_finished(subject.store.run(run_id(subject.config)))]
+    for subject in subjects:
+        if subject not in finished:
+            warn(f"{subject.label}: not finished, skipped")
+    stage = EvaluationStage(settings)
+    troubles: list[str] = []
+
+    def show(subject: Subject, result: Outcome | RcrayError) -> None:
+        if isinstance(result, RcrayError):
+            warn(f"{subject.label}: failed: {result}")
+            troubles.append("failed")
+            return
+        for row in result.rows:
+            say(f"{subject.label}: {describe(row)}")
+        if result.degenerate or any(row.get("status") == DEGENERATE for row in result.rows):
+            troubles.append("degenerate")
+
+    todo = [subject for subject in finished if not stage.is_done(subject.config, subject.store)]
+    for subject in finished:
+        if subject not in todo:
+            show(subject, evaluate_run(subject.config, subject.store, settings))
+    _on_ray(todo, settings, show)
+    if len(finished) < len(subjects):
+        raise RcrayError(
+            f"{len(subjects) - len(finished)} of {len(subjects)} cells are not finished", fix="run `rcray sweep` first"
+        )
+    if troubles:
+        counts = ", ".join(f"{troubles.count(kind)} {kind}" for kind in ("failed", "degenerate") if kind in troubles)
+        raise RcrayError(f"of {len(subjects)} runs: {counts}")
+
+
+def _on_ray(subjects: Sequence[Subject], settings: EvaluationConfig, show) -> None:  # type: ignore[no-untyped-def]
+    if not subjects:
+        return
+    from rcray.evaluate.remote import evaluate_many
+
+    by_store: dict[Path, list[Subject]] = {}
+    for subject in subjects:
+        by_store.setdefault(subject.store.root, []).append(subject)
+    for group in by_store.values():
+        named = {run_id(subject.config): subject for subject in group}
+        evaluate_many(
+            [subject.config for subject in group],
+            group[0].store,
+            settings,
+            lambda config, result, named=named: show(named[run_id(config)], result),  # type: ignore[misc]
+        )
