@@ -11,6 +11,7 @@ import typer
 
 from rcray import __version__
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.evaluate.arena.cli import app as arena
 from rcray.store import DEFAULT_STORE, Store
 
 app = typer.Typer(
@@ -300,6 +301,9 @@ def evaluate(
     else:
         subjects = [Subject(cell.label, cell.config, opened) for cell in cells]
     measure(subjects, settings, typer.echo, lambda line: typer.echo(line, err=True))
+
+
+app.add_typer(arena, name="arena")
 
 
 @app.command()

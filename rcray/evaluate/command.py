@@ -54,6 +54,16 @@ def find_runs(given: str, store: Store) -> list[Subject]:
     )
 
 
+def find_run(given: str, store: Store) -> Subject:
+    """Exactly one finished run."""
+    found = find_runs(given, store)
+    if len(found) > 1:
+        raise ConfigError(f"--run {given}: holds {len(found)} runs, and this command takes one", fix="name one of them")
+    if not is_finished(found[0].store.run(run_id(found[0].config))):
+        raise RcrayError(f"{found[0].label}: not finished", fix="run `rcray train` or `rcray sweep` first")
+    return found[0]
+
+
 def _subject(run: RunDir) -> Subject:
     config = build_run(read_yaml(run.config), {}, str(run.config))
     if run_id(config) != run.run_id or run.path.parent.name != "runs":

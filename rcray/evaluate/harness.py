@@ -226,9 +226,10 @@ def quiet() -> None:
 
 
 def check_benchmarks(benchmarks: Sequence[Benchmark], data_dir: str | None) -> None:
-    """Refuses unknown names, missing files and a missing data directory before anything is started."""
+    """Refuses unknown names and tasks whose data is out of reach, before anything is started."""
     if data_dir is not None and not Path(data_dir).is_dir():
         raise ConfigError(f"evaluation.data_dir: {data_dir}: no such directory")
     for benchmark in benchmarks:
         if not benchmark.embedded:
-            _require_known(benchmark, task_manager(benchmark.family, full=_needs_index(benchmark)))
+            with _random_state():
+                load_tasks(benchmark, data_dir)

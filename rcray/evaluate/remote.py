@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rcray.config import RunConfig, run_id
@@ -11,6 +10,9 @@ from rcray.errors import ConfigError, RcrayError
 from rcray.evaluate.stage import Outcome, evaluate_run
 from rcray.store import Store
 
+#: What is done to one run: `work(config, store, settings)`, in a process of its own.
+Work = Callable[[RunConfig, Store, EvaluationConfig], Any]
+
 RETRIES = 2  # lost processes or nodes
 
 
@@ -18,16 +20,20 @@ def evaluate_remotely(config: RunConfig, store: Store, settings: EvaluationConfi
     """One run, on the cluster this process belongs to."""
     import ray
 
-    return _outcome(ray.get(_submit(config, store, settings)))
+    return ray.get(_submit(evaluate_run, config, store, settings))
 
 
 def evaluate_many(
     configs: Sequence[RunConfig],
     store: Store,
     settings: EvaluationConfig,
-    on_done: Callable[[RunConfig, Outcome | RcrayError], None],
+    on_done: Callable[[RunConfig, Any], None],
+    work: Work = evaluate_run,
 ) -> None:
-    """Every run, each in a task of its own; `on_done` is called as they end. A failure does not stop the others."""
+    """Every run, each in a task of its own; `on_done` is called as they end, with the result or an RcrayError.
+
+    A failure does not stop the others.
+    """
     import ray
 
     from rcray.sweep.runner import connect
@@ -37,12 +43,13 @@ def evaluate_many(
         connect(needs_dashboard=False)
     try:
         _require_room(configs, settings, ray.cluster_resources())
-        waiting = {_submit(config, store, settings): config for config in configs}
+        waiting = {_submit(work, config, store, settings): config for config in configs}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             config = waiting.pop(done)
+            result: Any
             try:
-                result: Outcome | RcrayError = _outcome(ray.get(done))
+                result = ray.get(done)
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause
                 result = cause if isinstance(cause, RcrayError) else RcrayError(f"{type(cause).__name__}: {cause}")
@@ -72,20 +79,15 @@ def _require_room(configs: Sequence[RunConfig], settings: EvaluationConfig, avai
                 )
 
 
-def _submit(config: RunConfig, store: Store, settings: EvaluationConfig) -> Any:
+def _submit(work: Work, config: RunConfig, store: Store, settings: EvaluationConfig) -> Any:
     import ray
 
     task = ray.remote(_task).options(
         **resources(config, settings), max_retries=RETRIES, name=f"evaluate {run_id(config)}"
     )
-    return task.remote(config.model_dump(mode="json"), store, settings.model_dump(mode="json"))
+    return task.remote(work, config.model_dump(mode="json"), store, settings.model_dump(mode="json"))
 
 
-def _task(config: dict[str, Any], store: Store, settings: dict[str, Any]) -> dict[str, Any]:
+def _task(work: Work, config: dict[str, Any], store: Store, settings: dict[str, Any]) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    outcome = evaluate_run(RunConfig.model_validate(config), store, EvaluationConfig.model_validate(settings))
-    return asdict(outcome)
-
-
-def _outcome(content: dict[str, Any]) -> Outcome:
-    return Outcome(**content)
+    return work(RunConfig.model_validate(config), store, EvaluationConfig.model_validate(settings))

@@ -12,7 +12,7 @@ from typing import Any
 
 from rcray.config import RunConfig, run_id
 from rcray.config.evaluation import Benchmark, EvaluationConfig
-from rcray.errors import DegenerateRunError, ModelError
+from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
 from rcray.evaluate.keys import benchmark_key, preference_key
 from rcray.evaluate.preference import BENCHMARK as PREFERENCE
 from rcray.evaluate.preference import Shifts, preference_rows
@@ -88,7 +88,12 @@ def wanted_measurements(config: RunConfig, run: RunDir, settings: EvaluationConf
 
 
 def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | None = None) -> Outcome:
-    """Measures what is asked for and not yet known; the rows are kept in the run's directory."""
+    """Measures what is asked for and not yet known; the rows are kept in the run's directory.
+
+    Raises:
+        ConfigError, DataError: a benchmark cannot be asked; what could be measured is kept.
+        ModelError: a link of the model's chain is missing.
+    """
     settings = settings or EvaluationConfig()
     started = time.time()
     run = store.run(run_id(config))
@@ -102,13 +107,21 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
             fault = fault or known["fault"]
     todo = [measurement for measurement in wanted if measurement.name not in rows]
     subject = Subject(config, store, settings)
+    errors: list[RcrayError] = []
     for measurement in todo:
         begun = time.time()
-        rows[measurement.name] = contents(subject.measure(measurement.benchmark))
+        try:
+            rows[measurement.name] = contents(subject.measure(measurement.benchmark))
+        except (ConfigError, DataError) as error:  # of this benchmark; the model and the others are sound
+            errors.append(error)
+            continue
         fault = subject.fault or fault
         entry = {"name": measurement.name, "rows": rows[measurement.name], "fault": fault}
         write_json(_cached(store, measurement.key), {**entry, "seconds": time.time() - begun})
-    every = _write(run, wanted, rows)
+    done = [measurement for measurement in wanted if measurement.name in rows]
+    every = _write(run, done, rows)
+    if errors:
+        raise errors[0]
     return Outcome(
         run.run_id,
         tuple(every),
@@ -122,6 +135,11 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
 
 def _cached(store: Store, key: str) -> Path:
     return store.cache / "evaluation" / f"{key}.json"
+
+
+def add_rows(run: RunDir, name: str, key: str, rows: Sequence[Row]) -> None:
+    """Puts rows measured elsewhere into a run's file, in place of earlier ones of the same name."""
+    _write(run, [Measurement(name, key)], {name: contents(rows)})
 
 
 def _write(run: RunDir, wanted: Sequence[Measurement], rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
