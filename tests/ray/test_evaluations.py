@@ -1,6 +1,5 @@
 """Evaluations as Ray tasks: two models at once on two cores, each read once; the command's output and exit code."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -20,18 +19,24 @@ pytestmark = pytest.mark.ray
 SETTINGS = EvaluationConfig(benchmarks=("embedded",))
 
 
-def count_loads():
-    """Runs in every Ray worker: each model read from disk leaves a line."""
-    import rcray.models.load as load
+def counting_hook():
+    """A function for every Ray worker to start with: each model read from disk leaves a line."""
 
-    plain = load._read_weights
+    def count_loads():  # inside a function, so that it travels by value: workers do not import tests
+        import os
 
-    def counted(config, directory, *rest):
-        with open(os.environ["LOADS"], "a") as file:
-            file.write(f"{directory}\n")
-        return plain(config, directory, *rest)
+        import rcray.models.load as load
 
-    load._read_weights = counted
+        plain = load._read_weights
+
+        def counted(config, directory, *rest):
+            with open(os.environ["LOADS"], "a") as file:
+                file.write(f"{directory}\n")
+            return plain(config, directory, *rest)
+
+        load._read_weights = counted
+
+    return count_loads
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def test_two_models_at_once_without_loading_either_twice(two_runs, store, tmp_pa
     import ray
 
     loads = tmp_path / "loads"
-    setup = {"env_vars": {"LOADS": str(loads), "OMP_NUM_THREADS": "1"}, "worker_process_setup_hook": count_loads}
+    setup = {"env_vars": {"LOADS": str(loads)}, "worker_process_setup_hook": counting_hook()}
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=setup)
     try:
         found = {}
@@ -68,6 +73,7 @@ def rcray(*arguments, folder: Path):
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=240)
 
 
+@pytest.mark.slow
 def test_the_command(two_runs, store: Store, tmp_path):
     plain, calibrated = (run_id(config) for config in two_runs)
     options = ["--store", store.root, "--benchmark", "rcray_choice", "--limit", 24]
