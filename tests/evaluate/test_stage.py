@@ -115,8 +115,7 @@ def test_an_adapter_without_its_base_is_refused(tmp_path, trained):
     """The published evaluation put an adapter on another base; here the missing piece is named."""
     from rcray.config.model import ModelConfig
     from rcray.models.load import load_model
-
-    from rcray.models.trained import save_trained  # isort: skip
+    from rcray.models.trained import save_trained
 
     store = trained.store
     base = tmp_path / "base"

@@ -137,17 +137,17 @@ def _fit(found: Annotations, draws: np.ndarray) -> np.ndarray:
     if found.difficulty is not None:
         columns.append(found.difficulty[draws])
     design = np.stack(columns, axis=-1)  # [draws, instructions, parameters]
+    transposed = np.ascontiguousarray(design.swapaxes(1, 2))
     penalty = np.array([0.0, PENALTY, PENALTY])[: len(columns)]
     weights = np.zeros((len(draws), len(columns)))
     for _ in range(_STEPS):
         predicted = _sigmoid((design @ weights[..., None])[..., 0])
-        gradient = np.einsum("dnk,dn->dk", design, target - predicted) - penalty * weights
-        spread_of = predicted * (1 - predicted)
-        curvature = np.einsum("dnk,dn,dnl->dkl", design, spread_of, design) + np.diag(penalty + 1e-9)
+        gradient = (transposed @ (target - predicted)[..., None])[..., 0] - penalty * weights
+        curvature = transposed @ (design * (predicted * (1 - predicted))[..., None]) + np.diag(penalty + 1e-9)
         step = np.linalg.solve(curvature, gradient[..., None])[..., 0]
         step = np.clip(step, -2.0, 2.0)  # far from the optimum Newton overshoots
         weights = np.clip(weights + step, -_LARGEST, _LARGEST)
-        if np.abs(step).max() < 1e-12:
+        if np.abs(step).max() < 1e-10:
             break
     return np.pad(weights, ((0, 0), (0, 3 - len(columns))))
 
