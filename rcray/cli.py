@@ -293,14 +293,14 @@ def evaluate(
     given = {"benchmarks": benchmark, "limit": limit, "data_dir": data_dir and str(data_dir)}
     settings = settings_from(experiment and experiment.evaluation, given, Path.cwd())
     opened = Store.open(store)
-    from rcray.evaluate.command import Subject, find_runs
+    from rcray.evaluate.command import Target, find_runs
     from rcray.evaluate.command import evaluate as measure
 
     if run:
-        subjects = [subject for name in run for subject in find_runs(name, opened)]
+        targets = [target for name in run for target in find_runs(name, opened)]
     else:
-        subjects = [Subject(cell.label, cell.config, opened) for cell in cells]
-    measure(subjects, settings, typer.echo, lambda line: typer.echo(line, err=True))
+        targets = [Target(cell.label, cell.config, opened) for cell in cells]
+    measure(targets, settings, typer.echo, lambda line: typer.echo(line, err=True))
 
 
 app.add_typer(arena, name="arena")

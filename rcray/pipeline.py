@@ -35,10 +35,12 @@ def sweep(
     from rcray.evaluate.stage import EvaluationStage
     from rcray.sweep.runner import SweepOptions, run_sweep
 
-    check_settings(experiment.evaluation)
+    evaluation = EvaluationStage(experiment.evaluation)
+    if not all(evaluation.is_done(cell.config, store) for cell in cells):
+        check_settings(experiment.evaluation)
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
-    options = SweepOptions(concurrency, (EvaluationStage(experiment.evaluation),), on_refresh)
+    options = SweepOptions(concurrency, (evaluation,), on_refresh)
     delivery = None
     if tracking_uri is not None:
         from rcray.track.mlflow import Delivery, LiveDelivery, open_tracking

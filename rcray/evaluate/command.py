@@ -1,6 +1,6 @@
 """`rcray evaluate`: which runs, what is asked of them, and what is printed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +13,20 @@ from rcray.evaluate.stage import EvaluationStage, Outcome, evaluate_run
 from rcray.store import RunDir, Store
 from rcray.train.launch import is_finished
 
+Say = Callable[[str], None]
+
 
 @dataclass(frozen=True)
-class Subject:
+class Target:
     """A run to measure, and where it lies."""
 
     label: str
     config: RunConfig
     store: Store
+
+
+#: Told of every run as it is measured, with its outcome or what went wrong.
+Show = Callable[[Target, Outcome | RcrayError], None]
 
 
 def check_settings(settings: EvaluationConfig) -> None:
@@ -35,18 +41,18 @@ def check_settings(settings: EvaluationConfig) -> None:
         check_benchmarks(benchmarks, settings.data_dir)
 
 
-def find_runs(given: str, store: Store) -> list[Subject]:
+def find_runs(given: str, store: Store) -> list[Target]:
     """A run's directory or id, or a directory of runs (a store's, or the store itself)."""
     named = store.run(given)
     if "/" not in given and named.config.is_file():
-        return [_subject(named)]
+        return [_target(named)]
     path = Path(given).expanduser()
     for folder in (path, path / "runs"):
         if (folder / "config.yaml").is_file():
-            return [_subject(RunDir(folder.resolve()))]
+            return [_target(RunDir(folder.resolve()))]
         found = sorted(file.parent for file in folder.glob("*/config.yaml"))
         if found:
-            return [_subject(RunDir(directory.resolve())) for directory in found]
+            return [_target(RunDir(directory.resolve())) for directory in found]
     known = [directory.name for directory in (store.root / "runs").glob("*")]
     raise ConfigError(
         f"--run {given}: neither a run of {store.root} nor a directory of runs{did_you_mean(given, known)}",
@@ -54,7 +60,7 @@ def find_runs(given: str, store: Store) -> list[Subject]:
     )
 
 
-def find_run(given: str, store: Store) -> Subject:
+def find_run(given: str, store: Store) -> Target:
     """Exactly one finished run."""
     found = find_runs(given, store)
     if len(found) > 1:
@@ -64,66 +70,67 @@ def find_run(given: str, store: Store) -> Subject:
     return found[0]
 
 
-def _subject(run: RunDir) -> Subject:
+def _target(run: RunDir) -> Target:
     config = build_run(read_yaml(run.config), {}, str(run.config))
     if run_id(config) != run.run_id or run.path.parent.name != "runs":
         raise ConfigError(
             f"{run.path}: is not the directory of run {run_id(config)}",
             fix="a run lies in STORE/runs/RUN_ID; evaluate it there",
         )
-    return Subject(config.label, config, Store.open(run.path.parent.parent))
+    return Target(config.label, config, Store.open(run.path.parent.parent))
 
 
-def evaluate(subjects: Sequence[Subject], settings: EvaluationConfig, say, warn) -> None:  # type: ignore[no-untyped-def]
+def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, warn: Say) -> None:
     """Measures the finished runs on Ray and prints every row; what is measured is not measured again.
 
     Raises:
         RcrayError: a run is not finished, failed to evaluate, or is degenerate.
     """
-    check_settings(settings)
-    finished = [subject for subject in subjects if is_finished(subject.store.run(run_id(subject.config)))]
-    for subject in subjects:
-        if subject not in finished:
-            warn(f"{subject.label}: not finished, skipped")
+    finished = [target for target in targets if is_finished(target.store.run(run_id(target.config)))]
+    for target in targets:
+        if target not in finished:
+            warn(f"{target.label}: not finished, skipped")
     stage = EvaluationStage(settings)
     troubles: list[str] = []
 
-    def show(subject: Subject, result: Outcome | RcrayError) -> None:
+    def show(target: Target, result: Outcome | RcrayError) -> None:
         if isinstance(result, RcrayError):
-            warn(f"{subject.label}: failed: {result}")
+            warn(f"{target.label}: failed: {result}")
             troubles.append("failed")
             return
         for row in result.rows:
-            say(f"{subject.label}: {describe(row)}")
+            say(f"{target.label}: {describe(row)}")
         if result.degenerate or any(row.get("status") == DEGENERATE for row in result.rows):
             troubles.append("degenerate")
 
-    todo = [subject for subject in finished if not stage.is_done(subject.config, subject.store)]
-    for subject in finished:
-        if subject not in todo:
-            show(subject, evaluate_run(subject.config, subject.store, settings))
+    todo = [target for target in finished if not stage.is_done(target.config, target.store)]
+    if todo or not finished:  # what is measured can be shown again without hub, data or backend
+        check_settings(settings)
+    for target in finished:
+        if target not in todo:
+            show(target, evaluate_run(target.config, target.store, settings))
     _on_ray(todo, settings, show)
-    if len(finished) < len(subjects):
+    if len(finished) < len(targets):
         raise RcrayError(
-            f"{len(subjects) - len(finished)} of {len(subjects)} cells are not finished", fix="run `rcray sweep` first"
+            f"{len(targets) - len(finished)} of {len(targets)} cells are not finished", fix="run `rcray sweep` first"
         )
     if troubles:
         counts = ", ".join(f"{troubles.count(kind)} {kind}" for kind in ("failed", "degenerate") if kind in troubles)
-        raise RcrayError(f"of {len(subjects)} runs: {counts}")
+        raise RcrayError(f"of {len(targets)} runs: {counts}")
 
 
-def _on_ray(subjects: Sequence[Subject], settings: EvaluationConfig, show) -> None:  # type: ignore[no-untyped-def]
-    if not subjects:
+def _on_ray(targets: Sequence[Target], settings: EvaluationConfig, show: Show) -> None:
+    if not targets:
         return
     from rcray.evaluate.remote import evaluate_many
 
-    by_store: dict[Path, list[Subject]] = {}
-    for subject in subjects:
-        by_store.setdefault(subject.store.root, []).append(subject)
+    by_store: dict[Path, list[Target]] = {}
+    for target in targets:
+        by_store.setdefault(target.store.root, []).append(target)
     for group in by_store.values():
-        named = {run_id(subject.config): subject for subject in group}
+        named = {run_id(target.config): target for target in group}
         evaluate_many(
-            [subject.config for subject in group],
+            [target.config for target in group],
             group[0].store,
             settings,
             lambda config, result, named=named: show(named[run_id(config)], result),  # type: ignore[misc]

@@ -10,13 +10,14 @@ import torch
 
 from rcray.config.evaluation import BY_NAME, EMBEDDED, PUBLISHED, Benchmark, EvaluationConfig
 from rcray.data import synthetic
-from rcray.errors import ConfigError, DataError
+from rcray.errors import ConfigError, DataError, ModelError
 from rcray.evaluate import embedded, harness
 from rcray.evaluate.backends import batch_size, open_transformers, require_backend
 from rcray.evaluate.scores import combine
 from rcray.models.load import LoadedModel
 from tests.evaluate import standin
 from tests.evaluate.conftest import random_model
+from tests.small_runs import small_config
 
 SETTINGS = EvaluationConfig()
 
@@ -250,6 +251,31 @@ def test_batches_fit_the_model(tiny):
 def test_vllm_is_refused_where_it_is_not_installed():
     with pytest.raises(ConfigError, match=r"vllm is not installed.*\n.*backend: hf"):
         require_backend(EvaluationConfig(backend="vllm"))
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_vllm_gets_the_weights_the_chain_names(store, tmp_path, method):
+    from rcray.evaluate.backends import vllm_arguments
+    from rcray.models.load import load_model
+    from rcray.models.trained import save_trained
+
+    given = {"name": "tiny-neox", "method": method, **({} if method == "full" else {"lora": {"r": 2, "alpha": 4}})}
+    loaded = load_model(small_config(model=given).model, store.cache)
+    save_trained(loaded, tmp_path / "final")
+    if method == "qlora":
+        with pytest.raises(ConfigError, match="another base than the 4-bit one"):
+            vllm_arguments(tmp_path / "final", store.cache)
+        return
+    found = vllm_arguments(tmp_path / "final", store.cache)
+    assert found["tokenizer"] == str(tmp_path / "final") and found["dtype"] == "float32"
+    if method == "full":
+        assert found["pretrained"] == str(tmp_path / "final") and "lora_local_path" not in found
+    else:
+        assert found["pretrained"] == str(loaded.origin.base)
+        assert (found["lora_local_path"], found["max_lora_rank"]) == (str(tmp_path / "final"), 2)
+    next((tmp_path / "final").glob("*.safetensors")).unlink()
+    with pytest.raises(ModelError, match="chain is incomplete"):
+        vllm_arguments(tmp_path / "final", store.cache)
 
 
 # -- aggregates

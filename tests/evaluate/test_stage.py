@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rcray.config.evaluation import EvaluationConfig, settings_from
-from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError
+from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
 from rcray.evaluate import embedded, stage
-from rcray.evaluate.command import check_settings, find_runs
+from rcray.evaluate.command import Target, check_settings, evaluate, find_runs
 from rcray.evaluate.stage import EvaluationStage, evaluate_run
 from rcray.models.chain import CHAIN, FULL, read_chain, write_chain
 from tests.evaluate.test_harness import write_task
@@ -214,3 +214,27 @@ def test_a_moved_run_is_refused(trained, tmp_path):
     shutil.copytree(trained.run(trained.plain).path, tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"is not the directory of run"):
         find_runs(str(tmp_path / "elsewhere"), trained.store)
+
+
+def test_what_is_measured_is_shown_without_ray_and_without_a_hub(trained, monkeypatch):
+    evaluate_run(trained.plain, trained.store, BOTH)
+    monkeypatch.setattr("rcray.evaluate.remote.evaluate_many", None)
+    monkeypatch.setattr("rcray.evaluate.command.check_settings", None)
+    said, warned = [], []
+    evaluate([Target("plain", trained.plain, trained.store)], BOTH, said.append, warned.append)
+    assert len(said) == 9 and not warned
+    assert any(line.startswith("plain: rcray_cloze/exact_match 0.") and "(n=24, 0 shots)" in line for line in said)
+    assert "plain: preference/length_correlation undefined: all length differences are equal" in said
+
+
+def test_degenerate_and_unfinished_runs_are_failures_of_the_command(trained):
+    spoil(trained.run(trained.plain))
+    evaluate_run(trained.plain, trained.store, BOTH)
+    said, warned = [], []
+    with pytest.raises(RcrayError, match="of 1 runs: 1 degenerate"):
+        evaluate([Target("plain", trained.plain, trained.store)], BOTH, said.append, warned.append)
+    assert any("rcray_choice/acc degenerate: " in line for line in said)
+    other = small_config(train={"seed": 9})
+    with pytest.raises(RcrayError, match="1 of 1 cells are not finished"):
+        evaluate([Target("other", other, trained.store)], BOTH, said.append, warned.append)
+    assert warned == ["other: not finished, skipped"]

@@ -1,11 +1,13 @@
 """Evaluations as Ray tasks: two models at once on two cores, each read once; the command's output and exit code."""
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rcray.config import run_id
 from rcray.config.evaluation import EvaluationConfig
@@ -89,3 +91,17 @@ def test_the_command(two_runs, store: Store, tmp_path):
     assert "adapter_chain.json is missing" in done.stderr and "of 2 runs: 1 failed" in done.stderr
     assert "Traceback" not in done.stderr
     assert "no RC: rcray_choice/acc" in done.stdout, "the other run is measured all the same"
+
+
+@pytest.mark.slow
+def test_a_worker_groups_cell_is_measured_by_a_task_of_its_own(store: Store, tmp_path):
+    content = {"name": "group", "run": small_config(execution={"workers": 1}).model_dump(mode="json")}
+    content["evaluation"] = {"benchmarks": ["rcray_choice"], "limit": 24}
+    (tmp_path / "group.yaml").write_text(yaml.safe_dump(content))
+    done = rcray("sweep", "group.yaml", "--store", store.root, "--no-tracking", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (store.root / "runs").iterdir()
+    rows = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert {row["benchmark"] for row in rows} == {"preference", "rcray_choice"}
+    again = rcray("sweep", "group.yaml", "--store", store.root, "--no-tracking", folder=tmp_path)
+    assert "1 cached" in again.stdout

@@ -57,10 +57,10 @@ def generate_(
     from rcray.evaluate.command import find_run
 
     read_instructions(instructions)
-    subject = find_run(run, opened)
-    outputs = read_outputs(answers_of(subject.config, subject.store, settings))
+    target = find_run(run, opened)
+    outputs = read_outputs(answers_of(target.config, target.store, settings))
     write_outputs(out, outputs)
-    typer.echo(f"{len(outputs)} answers of {subject.label} in {out}")
+    typer.echo(f"{len(outputs)} answers of {target.label} in {out}")
 
 
 @app.command("judge")
