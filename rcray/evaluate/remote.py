@@ -81,9 +81,14 @@ def _require_room(configs: Sequence[RunConfig], settings: EvaluationConfig, avai
 
 def _submit(work: Work, config: RunConfig, store: Store, settings: EvaluationConfig) -> Any:
     import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     task = ray.remote(_task).options(
-        **resources(config, settings), max_retries=RETRIES, name=f"evaluate {run_id(config)}"
+        **resources(config, settings),
+        max_retries=RETRIES,
+        name=f"evaluate {run_id(config)}",
+        # Inside a Tune trial a task would be put into the trial's own reservation, which has no room for it.
+        scheduling_strategy=PlacementGroupSchedulingStrategy(None),  # type: ignore[arg-type]
     )
     return task.remote(work, config.model_dump(mode="json"), store, settings.model_dump(mode="json"))
 
