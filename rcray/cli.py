@@ -11,6 +11,7 @@ import typer
 
 from rcray import __version__
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.evaluate.arena.cli import app as arena
 from rcray.secrets import redact, redact_logs
 from rcray.store import DEFAULT_STORE, Store
 
@@ -365,24 +366,43 @@ def _print_outcome(outcome: Any, store: Path) -> None:
 
 
 @app.command()
-def evaluate(file: FileArgument, store: StoreOption = DEFAULT_STORE, set_: SetOption = None) -> None:
-    """Measure the finished cells of an experiment on held-out pairs; what is measured is not measured again."""
-    _, cells = _cells(file, set_)
-    opened = Store.open(store)
-    from rcray.evaluate.preference import evaluate_run
-    from rcray.train.launch import is_finished
+def evaluate(
+    file: Annotated[
+        Path | None, typer.Argument(help="experiment file (YAML); its `evaluation` section", show_default=False)
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option("--run", metavar="DIR_OR_ID", help="a run or a directory of runs; repeatable"),
+    ] = None,
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option("--benchmark", help="published, embedded, a name, an lm-eval task or file; repeatable"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="documents per task, for a first look")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="dataset folders OWNER/NAME, read instead of the hub")] = None,
+) -> None:
+    """Measure finished runs: held-out preference and benchmarks; what is measured is not measured again."""
+    if file is None and not run:
+        raise typer.BadParameter("Missing argument 'FILE': give an experiment file, or --run")
+    experiment, cells = _cells(file, set_) if file else (None, [])
+    from rcray.config.evaluation import settings_from
 
-    missing = 0
-    for cell in cells:
-        if not is_finished(opened.run(cell.run_id)):
-            typer.echo(f"{cell.label}: not finished, skipped", err=True)
-            missing += 1
-            continue
-        for row in evaluate_run(cell.config, opened)["rows"]:
-            value = f"{row['value']:.4f} ± {row['stderr']:.4f} (n={row['n']})"
-            typer.echo(f"{cell.label}: {row['benchmark']}/{row['metric']} {value}")
-    if missing:
-        raise RcrayError(f"{missing} of {len(cells)} cells are not finished", fix="run `rcray sweep` first")
+    given = {"benchmarks": benchmark, "limit": limit, "data_dir": data_dir and str(data_dir)}
+    settings = settings_from(experiment and experiment.evaluation, given, Path.cwd())
+    opened = Store.open(store)
+    from rcray.evaluate.command import Target, find_runs
+    from rcray.evaluate.command import evaluate as measure
+
+    if run:
+        targets = [target for name in run for target in find_runs(name, opened)]
+    else:
+        targets = [Target(cell.label, cell.config, opened) for cell in cells]
+    measure(targets, settings, typer.echo, lambda line: typer.echo(line, err=True))
+
+
+app.add_typer(arena, name="arena")
 
 
 @app.command()

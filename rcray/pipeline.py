@@ -41,13 +41,17 @@ def sweep(
 ) -> Outcome:
     """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
-    from rcray.evaluate.preference import evaluate_run
+    from rcray.evaluate.command import check_settings
+    from rcray.evaluate.stage import EvaluationStage
     from rcray.sweep.runner import SweepOptions, run_sweep
     from rcray.sweep.search import best_of_search
 
+    evaluation = EvaluationStage(experiment.evaluation)
+    if not all(evaluation.is_done(cell.config, store) for cell in cells):
+        check_settings(experiment.evaluation)
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
-    options = SweepOptions(concurrency, (evaluate_run,), on_refresh, cluster_file, experiment.search)
+    options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search)
     courier = None if tracking_uri is None else open_courier(experiment, cells, store, tracking_uri, parent=True)
     with courier or nullcontext():
         run_sweep(cells, store, ledger, options)

@@ -81,9 +81,10 @@ def load_experiment(path: Path) -> Experiment:
         shared = {**base, "run": merge(open_short_forms(base.get("run") or {}), content.get("run") or {})}
         content = {**shared, **{key: value for key, value in content.items() if key != "run"}}
     try:
-        return Experiment.model_validate(content)
+        experiment = Experiment.model_validate(content)
     except ValidationError as error:
         raise explain(error, Experiment, content, str(path)) from None
+    return experiment.model_copy(update={"evaluation": experiment.evaluation.beside(path.parent)})
 
 
 def set_path(target: dict[str, Any], path: str, value: Any) -> None:

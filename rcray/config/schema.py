@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rcray.config.data import DataConfig
+from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
 from rcray.config.model import ModelConfig, default_scores, fill_open, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
@@ -251,6 +252,9 @@ class Experiment(Section):
         default_factory=list, description="cells to leave out: every dotted path must match"
     )
     search: SearchConfig | None = Field(None, description="points of continuous fields, beside the grid")
+    evaluation: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, description="what is measured on finished cells"
+    )
 
     @field_validator("grid")
     @classmethod

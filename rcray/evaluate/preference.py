@@ -1,75 +1,102 @@
 """Preference metrics on held-out pairs: what training did to the chosen and the rejected answers.
 
 Legend: z~ = z of the trained model minus z of the model it started from, per held-out pair, in the run's reduction;
-m~ = z~_w - z~_l. Intervals are 95% percentile bootstrap over pairs, seeded.
+m~ = z~_w - z~_l. p = sigmoid(beta m~) is the probability the trained policy implies for "chosen is better", with the
+objective's own beta (1 where it has none). Intervals are 95% percentile bootstrap over pairs, seeded.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from rcray.config import RunConfig, run_id
-from rcray.data.prepare import prepare_data
-from rcray.errors import DegenerateRunError
-from rcray.models.load import load_model
-from rcray.models.reference import answer_logps, reference_logps
-from rcray.models.trained import load_trained
-from rcray.store import Store, read_json, write_json
+from rcray.evaluate.bootstrap import Interval, bootstrap
+from rcray.evaluate.rows import DEGENERATE, UNDEFINED, Row
 
 BENCHMARK = "preference"
-_RESAMPLES = 1000
+CALIBRATION_BINS = 10  # of the confidence, equally wide between 0.5 and 1
 
 
-def evaluate_run(config: RunConfig, store: Store) -> dict[str, Any]:
-    """Measures a finished run once; the rows are kept in its directory."""
-    run = store.run(run_id(config))
-    kept = read_json(run.evaluation, default={})
-    rows = [row for row in kept.get("rows", ()) if row["benchmark"] != BENCHMARK]
-    if len(rows) < len(kept.get("rows", ())):
-        return kept
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    base = load_model(config.model, store.cache, device=device)
-    data = prepare_data(config.data, base.tokenizer, store.cache).held_out
-    reference = reference_logps(base, data, store.cache, device)
-    del base  # one model at a time on the device
-    trained = load_trained(run.final, store.cache, device=device).model
-    found = answer_logps(trained, data, range(len(data.pairs)), device)
-    shift_w, shift_l = found.sum_w - reference.sum_w, found.sum_l - reference.sum_l
-    if config.likelihood == "mean":
-        shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
-    content = {"rows": [*rows, *preference_rows(shift_w.numpy(), shift_l.numpy())]}
-    write_json(run.evaluation, content)
-    return content
+@dataclass(frozen=True)
+class Shifts:
+    """Change of both likelihoods and both lengths, [pairs]."""
+
+    shift_w: np.ndarray
+    shift_l: np.ndarray
+    n_w: np.ndarray
+    n_l: np.ndarray
+    beta: float = 1.0
+
+    @property
+    def margin(self) -> np.ndarray:
+        """m~ per pair."""
+        return self.shift_w - self.shift_l
 
 
-def preference_rows(shift_w: np.ndarray, shift_l: np.ndarray) -> list[dict[str, Any]]:
-    """Rows of value, standard error and interval; a model with a non-finite likelihood has no score."""
-    margin = shift_w - shift_l
-    samples = {
-        "accuracy": (margin > 0).astype(float),
-        "margin": margin,
-        "drift_w": shift_w,
-        "drift_l": shift_l,
-    }
-    if not np.isfinite(margin).all():
-        bad = int((~np.isfinite(margin)).sum())
-        raise DegenerateRunError(f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood")
-    generator = np.random.default_rng(0)
-    draws = generator.integers(0, len(margin), size=(_RESAMPLES, len(margin)))
-    rows = []
-    for name, values in samples.items():
-        low, high = np.quantile(values[draws].mean(axis=1), (0.025, 0.975))
-        rows.append(
-            {
-                "benchmark": BENCHMARK,
-                "metric": name,
-                "value": float(values.mean()),
-                "stderr": float(values.std(ddof=1) / math.sqrt(len(values))),
-                "n": len(values),
-                "ci_low": float(low),
-                "ci_high": float(high),
-            }
-        )
-    return rows
+def preference_rows(shifts: Shifts) -> list[Row]:
+    """One row per metric; a model with a non-finite likelihood has no score."""
+    margin = shifts.margin
+    bad = int((~np.isfinite(margin)).sum())
+    if bad:
+        reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
+        names = ("accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation")
+        return [Row(BENCHMARK, name, None, None, len(margin), DEGENERATE, reason) for name in names]
+    probability = 1 / (1 + np.exp(-shifts.beta * np.clip(margin, -700 / shifts.beta, 700 / shifts.beta)))
+    note = f"implied probability sigmoid({shifts.beta:g} m~)"
+    return [
+        _mean_row("accuracy", (margin > 0).astype(float)),
+        _mean_row("margin", margin),
+        _mean_row("drift_w", shifts.shift_w),
+        _mean_row("drift_l", shifts.shift_l),
+        _mean_row("brier", (1 - probability) ** 2, note),
+        _row("ece", margin, lambda draws: _calibration_error(probability[draws]), note),
+        _length_row(margin, (shifts.n_w - shifts.n_l).astype(float)),
+    ]
+
+
+def _mean_row(name: str, values: np.ndarray, note: str | None = None) -> Row:
+    interval = bootstrap(len(values), lambda draws: values[draws].mean(axis=1))
+    stderr = float(values.std(ddof=1) / math.sqrt(len(values)))
+    return _filled(name, float(values.mean()), stderr, len(values), interval, note)
+
+
+def _row(name: str, values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], note: str | None = None) -> Row:
+    """A metric that is no mean: its standard error is the bootstrap's."""
+    interval = bootstrap(len(values), statistic)
+    value = float(statistic(np.arange(len(values))[None])[0])
+    return _filled(name, value, interval.stderr, len(values), interval, note)
+
+
+def _filled(name: str, value: float, stderr: float, n: int, interval: Interval, note: str | None) -> Row:
+    return Row(BENCHMARK, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
+
+
+def _calibration_error(probability: np.ndarray) -> np.ndarray:
+    """Expected calibration error, [draws], of [draws, pairs]: |share right - mean confidence|, bin by bin.
+
+    The better answer is the chosen one by definition, so a probability p of it is a prediction with confidence
+    max(p, 1 - p), and right where p > 1/2.
+    """
+    confidence = np.maximum(probability, 1 - probability)
+    right = (probability > 0.5).astype(float)
+    bins = np.minimum(((confidence - 0.5) * 2 * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    error = np.zeros(len(probability))
+    for i in range(CALIBRATION_BINS):
+        error += np.abs(((right - confidence) * (bins == i)).sum(axis=1))
+    return error / probability.shape[1]
+
+
+def _length_row(margin: np.ndarray, longer: np.ndarray) -> Row:
+    """Correlation of the margin with how many tokens longer the chosen answer is."""
+    if longer.std() == 0 or margin.std() == 0:
+        reason = "all length differences are equal" if longer.std() == 0 else "all margins are equal"
+        return Row(BENCHMARK, "length_correlation", None, None, len(margin), UNDEFINED, reason)
+    return _row("length_correlation", margin, lambda draws: _correlation(margin[draws], longer[draws]))
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
+    scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (a * b).sum(axis=1) / scale

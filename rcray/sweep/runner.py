@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rcray.config import RunConfig
+from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
 from rcray.store import RunDir, Store, write_json
@@ -94,7 +94,13 @@ def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:
     run = store.run(cell.run_id)
     if run.read_status().get("status") == "degenerate":
         return True
-    return is_finished(run) and (not options.stages or run.evaluation.exists())
+    return is_finished(run) and all(_is_done(stage, cell.config, store) for stage in options.stages)
+
+
+def _is_done(stage: Stage, config: RunConfig, store: Store) -> bool:
+    """A stage that knows says so itself (`stage.is_done(config, store)`); for another, any evaluation will do."""
+    knows = getattr(stage, "is_done", None)
+    return bool(knows(config, store)) if knows else store.run(run_id(config)).evaluation.exists()
 
 
 def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> None:

@@ -10,7 +10,7 @@ from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
 from rcray.data.encode import EncodedPair
 from rcray.errors import ModelError
-from rcray.evaluate.preference import evaluate_run
+from rcray.evaluate.stage import evaluate_run
 from rcray.models.likelihood import side_logps
 from rcray.models.load import load_model
 from rcray.models.trained import load_trained, merge_adapter
@@ -113,7 +113,7 @@ def test_merged_for_export(trained, tmp_path):
 
 def test_evaluated_as_trained(trained):
     config, store, _ = trained
-    rows = {row["metric"]: row for row in evaluate_run(config, store)["rows"]}
+    rows = {row["metric"]: row for row in evaluate_run(config, store).rows}
     assert rows["margin"]["value"] > 0
 
 

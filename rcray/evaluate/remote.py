@@ -1,0 +1,98 @@
+"""Evaluations as Ray tasks: one per run, with resources of its own, as many at once as fit."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rcray.config import RunConfig, run_id
+from rcray.config.evaluation import EvaluationConfig
+from rcray.errors import ConfigError, RcrayError
+from rcray.evaluate.stage import Outcome, evaluate_run
+from rcray.store import Store
+
+#: What is done to one run: `work(config, store, settings)`, in a process of its own.
+Work = Callable[[RunConfig, Store, EvaluationConfig], Any]
+
+RETRIES = 2  # lost processes or nodes
+
+
+def evaluate_remotely(config: RunConfig, store: Store, settings: EvaluationConfig) -> Outcome:
+    """One run, on the cluster this process belongs to."""
+    import ray
+
+    return ray.get(_submit(evaluate_run, config, store, settings))
+
+
+def evaluate_many(
+    configs: Sequence[RunConfig],
+    store: Store,
+    settings: EvaluationConfig,
+    on_done: Callable[[RunConfig, Any], None],
+    work: Work = evaluate_run,
+) -> None:
+    """Every run, each in a task of its own; `on_done` is called as they end, with the result or an RcrayError.
+
+    A failure does not stop the others.
+    """
+    import ray
+
+    from rcray.sweep.runner import connect
+
+    started_here = not ray.is_initialized()
+    if started_here:
+        connect(needs_dashboard=False)
+    try:
+        _require_room(configs, settings, ray.cluster_resources())
+        waiting = {_submit(work, config, store, settings): config for config in configs}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            config = waiting.pop(done)
+            result: Any
+            try:
+                result = ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                result = cause if isinstance(cause, RcrayError) else RcrayError(f"{type(cause).__name__}: {cause}")
+            except ray.exceptions.RayError as error:  # the process was lost more often than it is retried
+                result = RcrayError(f"the evaluation's process was lost: {type(error).__name__}")
+            on_done(config, result)
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+def resources(config: RunConfig, settings: EvaluationConfig) -> dict[str, float]:
+    """What one evaluation asks of Ray."""
+    gpus = config.execution.gpus_per_worker if settings.gpus is None else settings.gpus
+    return {"num_cpus": settings.cpus, "num_gpus": gpus}
+
+
+def _require_room(configs: Sequence[RunConfig], settings: EvaluationConfig, available: dict[str, float]) -> None:
+    for config in configs:
+        needs = resources(config, settings)
+        for name, amount in (("CPU", needs["num_cpus"]), ("GPU", needs["num_gpus"])):
+            if amount > available.get(name, 0):
+                raise ConfigError(
+                    f"{config.label}: its evaluation needs {amount:g} {name}, the cluster has "
+                    f"{available.get(name, 0):g}",
+                    fix="lower evaluation.cpus or evaluation.gpus, or use a larger cluster",
+                )
+
+
+def _submit(work: Work, config: RunConfig, store: Store, settings: EvaluationConfig) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    task = ray.remote(_task).options(
+        **resources(config, settings),
+        max_retries=RETRIES,
+        name=f"evaluate {run_id(config)}",
+        # Inside a Tune trial a task would be put into the trial's own reservation, which has no room for it.
+        scheduling_strategy=PlacementGroupSchedulingStrategy(None),  # type: ignore[arg-type]
+    )
+    return task.remote(work, config.model_dump(mode="json"), store, settings.model_dump(mode="json"))
+
+
+def _task(work: Work, config: dict[str, Any], store: Store, settings: dict[str, Any]) -> Any:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return work(RunConfig.model_validate(config), store, EvaluationConfig.model_validate(settings))

@@ -1,0 +1,116 @@
+"""From lm-eval's results to rows: the counted metric, subtasks made into one value, both standard errors.
+
+Two definitions of a group's standard error are in use, also within one table of the paper, and differ by a factor of
+about five on BBH. Rows carry both, and `stderr` is the pooled one:
+    pooled        sqrt( sum (n_i - 1) n_i se_i^2 / (sum n_i - k) / sum n_i ), as if all documents were one task
+    subtask mean  sum se_i / k, the typical error of a single subtask
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rcray.config.evaluation import Benchmark
+from rcray.errors import RcrayError, did_you_mean
+from rcray.evaluate.rows import POOLED, Row
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of one benchmark over its subtasks (one, if it is a single task)."""
+
+    weighted: float
+    unweighted: float
+    stderr_pooled: float | None
+    stderr_subtask_mean: float | None
+    n: int
+    subtasks: int
+
+
+def combine(values: Sequence[float], stderrs: Sequence[float | None], sizes: Sequence[int]) -> Score:
+    """Both aggregates and both standard errors of subtasks."""
+    known = [stderr for stderr in stderrs if stderr is not None]
+    pooled = mean = None
+    total, count = sum(sizes), len(sizes)
+    if len(known) == count:
+        mean = sum(known) / count
+        spread = sum((n - 1) * n * stderr**2 for n, stderr in zip(sizes, known, strict=True))
+        pooled = math.sqrt(spread / (total - count) / total) if total > count else mean
+    return Score(
+        weighted=sum(value * n for value, n in zip(values, sizes, strict=True)) / total,
+        unweighted=sum(values) / count,
+        stderr_pooled=pooled,
+        stderr_subtask_mean=mean,
+        n=total,
+        subtasks=count,
+    )
+
+
+def rows_of(benchmark: Benchmark, results: Mapping[str, Any], leaves: Sequence[str], common: Row) -> list[Row]:
+    """Rows of one benchmark; `common` carries what they share, `leaves` are its single tasks."""
+    tasks = {name: results["results"][name] for name in leaves}
+    found = _metrics(tasks)
+    if benchmark.metric is not None:
+        wanted = (benchmark.metric, benchmark.filter)
+        if wanted not in found:
+            known = [f"{metric},{kind}" for metric, kind in found]
+            raise RcrayError(f"{benchmark.name}: no metric {','.join(wanted)!r}{did_you_mean(','.join(wanted), known)}")
+        found = [wanted]
+    versions = sorted({str(results["versions"].get(name)) for name in leaves})
+    asked = {results["n-shot"].get(name) for name in leaves}
+    shots = asked.pop() if len(asked) == 1 else benchmark.shots
+    rows = []
+    for metric, kind in found:
+        key, stderr_key = f"{metric},{kind}", f"{metric}_stderr,{kind}"
+        having = [name for name in leaves if key in tasks[name]]
+        score = combine(
+            [float(tasks[name][key]) for name in having],
+            [_number(tasks[name].get(stderr_key)) for name in having],
+            [int(results["n-samples"][name]["effective"]) for name in having],
+        )
+        value = score.unweighted if benchmark.aggregate == "unweighted" else score.weighted
+        shown = metric if kind == "none" or benchmark.metric is not None else f"{metric}.{kind}"
+        row = replace(
+            common,
+            metric=shown,
+            value=value,
+            stderr=score.stderr_pooled,
+            n=score.n,
+            filter=kind,
+            task_version=", ".join(versions),
+            shots=shots,
+            stderr_kind=POOLED,
+            stderr_pooled=score.stderr_pooled,
+            stderr_subtask_mean=score.stderr_subtask_mean,
+        )
+        if len(leaves) > 1:
+            row = replace(
+                row,
+                aggregate=benchmark.aggregate,
+                subtasks=score.subtasks,
+                value_weighted=score.weighted,
+                value_unweighted=score.unweighted,
+                note=None if len(having) == len(leaves) else f"{len(leaves) - len(having)} subtasks have no {key}",
+            )
+        rows.append(row)
+    return rows
+
+
+def _metrics(tasks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(metric, filter) of every number the tasks report, in their order."""
+    found: dict[tuple[str, str], None] = {}
+    for values in tasks.values():
+        for key, value in values.items():
+            metric, comma, kind = key.partition(",")
+            if comma and not metric.endswith("_stderr") and _number(value) is not None:
+                found[(metric, kind)] = None
+    return list(found)
+
+
+def _number(value: Any) -> float | None:
+    """lm-eval mixes floats, numpy's, and the string 'N/A'."""
+    try:
+        return None if isinstance(value, str | dict | list) or value is None else float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,229 @@
+"""Everything that is measured on one finished run: each model loaded once, each number measured once.
+
+STORE/cache/evaluation/KEY.json   rows of one benchmark, by what they depend on
+STORE/runs/RUN_ID/evaluation.json all rows of a run, and which keys they came from
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rcray.config import RunConfig, run_id
+from rcray.config.evaluation import Benchmark, EvaluationConfig
+from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
+from rcray.evaluate.keys import benchmark_key, preference_key
+from rcray.evaluate.preference import BENCHMARK as PREFERENCE
+from rcray.evaluate.preference import Shifts, preference_rows
+from rcray.evaluate.rows import DEGENERATE, Row, contents
+from rcray.models.chain import read_chain
+from rcray.store import RunDir, Store, read_json, write_json
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One thing to measure: held-out preference, or a benchmark."""
+
+    name: str
+    key: str
+    benchmark: Benchmark | None = None  # None: held-out preference
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one evaluation did."""
+
+    run_id: str
+    rows: tuple[dict[str, Any], ...]
+    measured: tuple[str, ...]  # names measured now; the others were there already
+    loads: int  # times the trained model was read
+    started: float
+    ended: float
+    degenerate: str | None = None  # the model as a whole: no number of it means anything
+
+
+@dataclass(frozen=True)
+class EvaluationStage:
+    """The stage after each cell of a sweep: `stage(config, store)`."""
+
+    settings: EvaluationConfig
+
+    def __call__(self, config: RunConfig, store: Store) -> None:
+        """Measures in this process; a cell of a worker group, whose process holds no resources, asks Ray for some.
+
+        Raises:
+            DegenerateRunError: the model gives non-finite numbers, or answers without reading.
+        """
+        if config.execution.workers and not self.is_done(config, store):
+            from rcray.evaluate.remote import evaluate_remotely
+
+            outcome = evaluate_remotely(config, store, self.settings)
+        else:
+            outcome = evaluate_run(config, store, self.settings)
+        if outcome.degenerate:
+            raise DegenerateRunError(outcome.degenerate)
+
+    def is_done(self, config: RunConfig, store: Store) -> bool:
+        """Whether everything asked for is in the run's own file, for the weights that are there now."""
+        run = store.run(run_id(config))
+        if not run.evaluation.is_file():
+            return False
+        have = read_json(run.evaluation).get("keys", {})
+        try:
+            wanted = wanted_measurements(config, run, self.settings)
+        except ModelError:  # an incomplete chain: measuring names the missing piece
+            return False
+        return all(have.get(measurement.name) == measurement.key for measurement in wanted)
+
+
+def wanted_measurements(config: RunConfig, run: RunDir, settings: EvaluationConfig) -> list[Measurement]:
+    """What the settings ask of a run, with the key of each. Raises ModelError for an incomplete adapter chain."""
+    weights = read_chain(run.final)["key"]
+    found = [Measurement(PREFERENCE, preference_key(config, weights))] if settings.preference else []
+    return found + [
+        Measurement(benchmark.name, benchmark_key(benchmark, settings, weights), benchmark)
+        for benchmark in settings.resolved()
+    ]
+
+
+def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | None = None) -> Outcome:
+    """Measures what is asked for and not yet known; the rows are kept in the run's directory.
+
+    Raises:
+        ConfigError, DataError: a benchmark cannot be asked; what could be measured is kept.
+        ModelError: a link of the model's chain is missing.
+    """
+    settings = settings or EvaluationConfig()
+    started = time.time()
+    run = store.run(run_id(config))
+    wanted = wanted_measurements(config, run, settings)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    fault: str | None = None
+    for measurement in wanted:
+        known = read_json(_cached(store, measurement.key), default=None)
+        if known is not None:
+            rows[measurement.name] = known["rows"]
+            fault = fault or known["fault"]
+    todo = [measurement for measurement in wanted if measurement.name not in rows]
+    subject = Subject(config, store, settings)
+    errors: list[RcrayError] = []
+    for measurement in todo:
+        begun = time.time()
+        try:
+            rows[measurement.name] = contents(subject.measure(measurement.benchmark))
+        except (ConfigError, DataError) as error:  # of this benchmark; the model and the others are sound
+            errors.append(error)
+            continue
+        fault = subject.fault or fault
+        entry = {"name": measurement.name, "rows": rows[measurement.name], "fault": fault}
+        write_json(_cached(store, measurement.key), {**entry, "seconds": time.time() - begun})
+    done = [measurement for measurement in wanted if measurement.name in rows]
+    every = _write(run, done, rows)
+    if errors:
+        raise errors[0]
+    return Outcome(
+        run.run_id,
+        tuple(every),
+        tuple(measurement.name for measurement in todo),
+        subject.loads,
+        started,
+        time.time(),
+        fault,
+    )
+
+
+def _cached(store: Store, key: str) -> Path:
+    return store.cache / "evaluation" / f"{key}.json"
+
+
+def add_rows(run: RunDir, name: str, key: str, rows: Sequence[Row]) -> None:
+    """Puts rows measured elsewhere into a run's file, in place of earlier ones of the same name."""
+    _write(run, [Measurement(name, key)], {name: contents(rows)})
+
+
+def _write(run: RunDir, wanted: Sequence[Measurement], rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The run's own file: what was measured now, and what other settings had measured before."""
+    kept = read_json(run.evaluation, default={})
+    others = [row for row in kept.get("rows", ()) if row["benchmark"] not in rows]
+    every = [*(row for measurement in wanted for row in rows[measurement.name]), *others]
+    keys = {**kept.get("keys", {}), **{measurement.name: measurement.key for measurement in wanted}}
+    content = {**kept, "rows": every, "keys": keys}
+    if content != kept:
+        write_json(run.evaluation, content)
+    return every
+
+
+class Subject:
+    """A trained model under measurement: loaded at the first need, and only once."""
+
+    def __init__(self, config: RunConfig, store: Store, settings: EvaluationConfig):
+        self.config, self.store, self.settings = config, store, settings
+        self.run = store.run(run_id(config))
+        self.loads = 0
+        self.fault: str | None = None
+        self._model: Any = None
+        self._harness: Any = None
+
+    def measure(self, benchmark: Benchmark | None) -> list[Row]:
+        """Rows of held-out preference (None) or of one benchmark."""
+        if benchmark is None:
+            rows = preference_rows(self._shifts())
+            self.fault = next((row.reason for row in rows if row.status == DEGENERATE), None)
+            return rows
+        from rcray.evaluate.harness import run_benchmark
+
+        harness = self._open()
+        if self.fault is not None:
+            return [Row(benchmark.name, benchmark.metric or "score", None, None, 0, DEGENERATE, self.fault)]
+        return run_benchmark(benchmark, harness, self.settings)
+
+    def _open(self) -> Any:
+        from rcray.evaluate.backends import open_transformers, open_vllm
+        from rcray.evaluate.degenerate import model_fault
+
+        if self._harness is None and self.fault is None:
+            if self.settings.backend == "vllm":
+                self._model = None  # the device must hold the model once
+                self.loads += 1
+                self._harness = open_vllm(self.run.final, self.store.cache, self.settings)
+            else:
+                loaded = self._loaded()
+                self.fault = model_fault(loaded.model, loaded.tokenizer)
+                if self.fault is None:
+                    self._harness = open_transformers(loaded, self.settings)
+        return self._harness
+
+    def _loaded(self) -> Any:
+        from rcray.models.trained import load_trained
+
+        if self._model is None:
+            self.loads += 1
+            self._model = load_trained(self.run.final, self.store.cache, device=_device())
+        return self._model
+
+    def _shifts(self) -> Shifts:
+        from rcray.data.prepare import prepare_data
+        from rcray.models.load import load_model
+        from rcray.models.reference import answer_logps, reference_logps
+
+        config, cache, device = self.config, self.store.cache, _device()
+        # An adapter's reference is the same model with the adapter off; full weights need the model they came from.
+        base = self._loaded() if config.model.trains_adapters else load_model(config.model, cache, device=device)
+        data = prepare_data(config.data, base.tokenizer, cache).held_out
+        reference = reference_logps(base, data, cache, device)
+        del base  # one model at a time on the device
+        found = answer_logps(self._loaded().model, data, range(len(data.pairs)), device)
+        shift_w, shift_l = found.sum_w - reference.sum_w, found.sum_l - reference.sum_l
+        if config.likelihood == "mean":
+            shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
+        beta = getattr(config.objective, "beta", None)
+        return Shifts(
+            shift_w.numpy(), shift_l.numpy(), reference.n_w.numpy(), reference.n_l.numpy(), float(beta) if beta else 1.0
+        )
+
+
+def _device() -> Any:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
