@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from rcray.aggregate.collect import STATUSES, CellResult, DynamicsSummary
+from rcray.aggregate.collect import STATUSES, CellResult
+from rcray.aggregate.summary import DynamicsSummary
 from rcray.config import RunConfig, content_key, identity
 
 

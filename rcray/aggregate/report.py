@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rcray.aggregate.collect import CellResult, collect
+from rcray.aggregate.collect import CellResult, collect, likelihood_unit
 from rcray.aggregate.findings import find, overall
 from rcray.aggregate.groups import compare
-from rcray.aggregate.results import nats, results_table
+from rcray.aggregate.results import results_table
 from rcray.aggregate.tables import RENDERERS, Table
 from rcray.config import Experiment
 from rcray.store import Store, write_atomic
@@ -37,7 +37,7 @@ def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell]) ->
     folder = store.experiment(experiment.name)
     results = collect(store, cells)
     comparisons = compare(results)
-    unit = nats(results)
+    unit = likelihood_unit(results)
     table = results_table(experiment.title or experiment.name, results)
     plots = draw_all(comparisons, unit)
     findings = find(comparisons, unit)
@@ -48,10 +48,10 @@ def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell]) ->
         write_atomic(tables[-1], render(table))
     figures = []
     for plot in plots:
-        for suffix, content in (("png", plot.png), ("svg", plot.svg)):
+        for suffix, content in plot.files.items():
             figures.append(folder / "figures" / f"{plot.name}.{suffix}")
             write_atomic(figures[-1], content)
-    for path in (folder / "figures").glob("*.[ps][nv]g"):
+    for path in (folder / "figures").glob("*.*"):
         if path not in figures:
             path.unlink()
     page = folder / "report.html"

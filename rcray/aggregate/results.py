@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from rcray.aggregate.collect import CellResult
+from rcray.aggregate.collect import CellResult, likelihood_unit
 from rcray.aggregate.groups import Comparison, Estimate, Setting, compare, difference
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.records import PATHWAYS
@@ -35,14 +35,8 @@ def held_out_pairs(results: Iterable[CellResult]) -> list[int]:
     return sorted(measured or {r.cell.config.data.eval_pairs for r in results})
 
 
-def nats(results: Iterable[CellResult]) -> str:
-    """The unit of likelihoods under the runs' reduction."""
-    found = {result.cell.config.likelihood for result in results}
-    return "nats/token" if found == {"mean"} else "nats"
-
-
 def _columns(results: Sequence[CellResult], several: bool) -> tuple[Column, ...]:
-    unit = nats(results)
+    unit = likelihood_unit(results)
     digits = 2 if unit == "nats" else 3
     seeds = Column(
         "seeds", "Seeds", "seeds with a result, of those planned", align="right", digits=0, csv_only=not several

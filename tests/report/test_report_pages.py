@@ -13,6 +13,7 @@ from rcray.aggregate.groups import compare
 from rcray.aggregate.report import build_report
 from rcray.store import Store
 
+SUFFIXES = ("png", "svg", "pdf")
 HOSTILE = '<script>alert("x")</script> & 50%_of $\\alpha^2$ {~#}'
 
 
@@ -58,7 +59,9 @@ def test_everything_is_written(finished):
     assert report.html == folder / "report.html"
     assert [path.name for path in report.tables] == ["results.md", "results.tex", "results.csv"]
     names = ["pathway-plane", "dynamics-tiny-neox-dpo", "dynamics-tiny-neox-cpo", "dynamics-tiny-neox-dil-bce"]
-    assert [path.name for path in report.figures] == [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
+    assert [path.name for path in report.figures] == [
+        f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")
+    ]
     for path in (report.html, *report.tables, *report.figures):
         assert path.stat().st_size > 500
     assert not list(folder.rglob(".*"))  # no temporary file is left
@@ -179,7 +182,9 @@ def test_figures_of_strange_records(store, monkeypatch, steps, value):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = build_report(store, experiment, cells)
-    assert [path.name for path in report.figures] == ["dynamics-tiny-neox-dpo.png", "dynamics-tiny-neox-dpo.svg"]
+    assert [path.name for path in report.figures] == [
+        f"dynamics-tiny-neox-dpo.{suffix}" for suffix in ("png", "svg", "pdf")
+    ]
 
 
 def test_findings_say_what_held_and_what_did_not(store):
