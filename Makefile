@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STORE ?= rcray-store
 
-.PHONY: help quickstart test test-slow lint bench clean
+.PHONY: help quickstart test test-slow test-browser lint bench clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
@@ -24,11 +24,14 @@ lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
 	$(BIN)/mypy
 
 test: lint  ## lint, then the test suite
-	$(BIN)/python -m pytest -n 2 -m "not ray and not slow"
-	$(BIN)/python -m pytest -m "ray and not slow"
+	$(BIN)/python -m pytest -n 2 -m "not ray and not slow and not browser"
+	$(BIN)/python -m pytest -m "ray and not slow and not browser"
 
 test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray Train
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not browser"
+
+test-browser: $(VENV)/.installed  ## the MLflow UI in a headless Chromium; skipped where there is none
+	$(BIN)/python -m pytest -m browser
 
 bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
