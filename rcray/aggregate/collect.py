@@ -19,7 +19,7 @@ from rcray.sweep.grid import Cell
 STATUSES = ("ok", "degenerate", "oom", "failed", "running", "pending")
 
 #: What must be equal for two measurements of a benchmark to stand in one mean or one difference.
-PROTOCOL = ("task_version", "shots", "chat_template", "harness_version")
+PROTOCOL = ("task_version", "shots", "chat_template", "harness", "limit", "filter", "aggregate", "stderr_kind")
 
 
 @dataclass(frozen=True)

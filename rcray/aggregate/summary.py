@@ -84,7 +84,7 @@ def summarise(run: RunDir, probe_every: int, total_steps: int | None) -> Dynamic
         skipped=float(np.mean(records["skipped"] != "")),
         rho=float(np.median(rho)) if len(rho) else math.nan,
         seconds=float(np.nansum(records["seconds"])),
-        head_full=_head_full(records) if both else None,
+        head_full=head_full(records) if both else None,
     )
 
 
@@ -111,7 +111,8 @@ def intervals(
     return pairs
 
 
-def _head_full(records: Mapping[str, np.ndarray]) -> HeadFull | None:
+def head_full(records: Mapping[str, np.ndarray]) -> HeadFull | None:
+    """The two bands compared; None where they have no step in common."""
     centre, full = records["log_r_star"], records[f"log_r_star{FULL}"]
     known = np.isfinite(centre) & np.isfinite(full)
     if not known.any():
