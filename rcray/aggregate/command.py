@@ -26,6 +26,7 @@ class Request:
     from_mlflow: str | None = None
     export: Path | None = None
     out: Path | None = None
+    figures: bool = True
 
 
 def run_report(request: Request) -> Report:
@@ -35,7 +36,9 @@ def run_report(request: Request) -> Report:
         return write_published(request.out or PUBLISHED_FOLDER)
     if request.ledger is not None:
         content = read_ledger(request.ledger)
-        return write_report(request.out or request.ledger / "report", content.experiments, content.results)
+        return write_report(
+            request.out or request.ledger / "report", content.experiments, content.results, figures=request.figures
+        )
     assert request.store is not None
     store = Store.open(request.store)
     experiments = [ExperimentRuns(e, tuple(cell.run_id for cell in cells)) for e, cells in request.experiments]
@@ -43,7 +46,7 @@ def run_report(request: Request) -> Report:
     results = _results(request, store, folder)
     if request.export is not None:
         export_ledger(request.export, experiments, results)
-    return write_report(folder, experiments, results)
+    return write_report(folder, experiments, results, figures=request.figures)
 
 
 def _check(request: Request) -> None:

@@ -8,11 +8,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from rcray.aggregate.catalogue import Chapter
-from rcray.aggregate.figures.style import Plot
 from rcray.aggregate.tables import Column, Entry, Table, number
+
+if TYPE_CHECKING:
+    from rcray.aggregate.figures import Plot
 
 FORMATS = (("md", "Markdown"), ("tex", "LaTeX"), ("csv", "CSV"))
 
@@ -117,7 +120,7 @@ class PlacedPlot:
     svg: bytes | None
 
     @classmethod
-    def of(cls, plot: Plot, embed: bool) -> "PlacedPlot":
+    def of(cls, plot: "Plot", embed: bool) -> "PlacedPlot":
         """Keeps the drawing only if the page shows it."""
         return cls(plot.name, plot.title, plot.caption, plot.wide, plot.svg if embed else None)
 

@@ -38,21 +38,21 @@ class Report:
     results: tuple[CellResult, ...]
 
 
-def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell]) -> Report:
+def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell], *, figures: bool = True) -> Report:
     """Writes STORE/experiments/NAME/{tables, figures, report.html} from what the store holds now."""
     runs = ExperimentRuns(experiment, tuple(cell.run_id for cell in cells))
-    return write_report(store.experiment(experiment.name), [runs], collect(store, cells))
+    return write_report(store.experiment(experiment.name), [runs], collect(store, cells), figures=figures)
 
 
-def write_report(folder: Path, experiments: Sequence[ExperimentRuns], results: Sequence[CellResult]) -> Report:
+def write_report(
+    folder: Path, experiments: Sequence[ExperimentRuns], results: Sequence[CellResult], *, figures: bool = True
+) -> Report:
     """Writes the report of one or more experiments; a run that several of them share counts once.
 
     Cells without a result are in every table by their status. Files of an earlier report that this one does not write
     again are removed, so that the folder never shows what is no longer part of it.
     """
-    from rcray.aggregate.figures import draw_all  # matplotlib takes a second to import
     from rcray.aggregate.html import Page
-    from rcray.aggregate.sensitivity import draw_sensitivities
 
     results = list({result.cell.run_id: result for result in results}.values())
     name, title, description = _names([runs.experiment for runs in experiments])
@@ -69,6 +69,11 @@ def write_report(folder: Path, experiments: Sequence[ExperimentRuns], results: S
         ),
     ]
     page = Page(folder, name, title, description, catalogue, (), results, findings[:_CARDS], said)
+
+    if not figures:
+        return _write(page, ())
+    from rcray.aggregate.figures import draw_all  # matplotlib takes a second to import
+    from rcray.aggregate.sensitivity import draw_sensitivities
 
     return _write(page, chain(draw_all(comparisons, pairs, unit), draw_sensitivities(comparisons, results)))
 

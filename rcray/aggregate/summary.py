@@ -121,7 +121,8 @@ def head_full(records: Mapping[str, np.ndarray]) -> HeadFull | None:
     widths = [
         (records[f"band_upper{end}"][known] - records[f"band_lower{end}"][known]) / 2 for end in ("", FULL)
     ]  # fmt: skip
-    gaps = np.abs(widths[0] - widths[1])[np.isfinite(widths[0]) & np.isfinite(widths[1])]
+    bounded = np.isfinite(widths[0]) & np.isfinite(widths[1])
+    gaps = np.abs(widths[0][bounded] - widths[1][bounded])
     rho, rho_full = records["rho"][known], records[f"rho{FULL}"][known]
     varies = np.std(rho) > 0 and np.std(rho_full) > 0
     return HeadFull(
