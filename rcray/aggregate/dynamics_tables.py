@@ -55,15 +55,15 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
             return [Entry(word, tone="status", runs=setting.run_ids)] * 4
         intervals = sum(s.intervals for s in known)
         if not intervals:
-            return [Entry(NO_PROBE, tone="absent")] * 2 + [Entry(value=0.0), Entry("–", tone="absent")]
+            return [Entry(NO_PROBE, tone="absent")] * 3 + [Entry(value=0.0)]
         agreed = sum(s.agreement * s.intervals for s in known if s.intervals)
         foreseen = sum((Counter({k: sum(v.values()) for k, v in s.confusion.items()}) for s in known), Counter())
         seen = sum((Counter(word) for s in known for word in s.confusion.values()), Counter())
         return [
             Entry(value=100 * agreed / intervals, runs=setting.run_ids),
             Entry(_shares(foreseen)),
-            Entry(value=float(intervals)),
             Entry(_shares(seen)),
+            Entry(value=float(intervals)),
         ]
 
     return Table(
@@ -76,8 +76,8 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
             *_HEADS,
             Column("agreement_percent", "Agreement (%)", "intervals on which both are the same", share=True),
             Column("predicted", "Predicted", "pathway: intervals", align="left"),
-            Column("intervals", "Intervals", digits=0),
             Column("realised", "Realised", "pathway: intervals", align="left"),
+            Column("intervals", "Intervals", digits=0),
         ),
         rows=_rows(comparisons, entries),
         name="pathway-agreement",

@@ -5,6 +5,7 @@ Every text that comes from outside (titles, errors, settings) goes through `text
 
 import base64
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,7 @@ from rcray.aggregate.tables import Column, Entry, Table, number
 if TYPE_CHECKING:
     from rcray.aggregate.figures import Plot
 
+_SYMBOL = re.compile(r"(?<![A-Za-z0-9_&])(Δ?[A-Za-zλ]\u0303?)_([wl])(?![A-Za-z0-9_])")
 FORMATS = (("md", "Markdown"), ("tex", "LaTeX"), ("csv", "CSV"))
 
 
@@ -32,19 +34,16 @@ def chip(word: str, shown: str = "") -> str:
 
 def symbols(value: str) -> str:
     """Escaped text whose z_w, d_l and so on are set as symbols."""
-    escaped = text(value)
-    for letter in ("z", "d", "z\u0303"):
-        for side in ("w", "l"):
-            escaped = escaped.replace(f"{letter}_{side}", f"<i>{letter}</i><sub>{side}</sub>")
-    return escaped
+    return _SYMBOL.sub(r"<i>\1</i><sub>\2</sub>", text(value))
 
 
 def chapter(found: Chapter) -> str:
     """Tables under one heading; more than one can be folded away."""
-    tables = "".join(table_block(table, heading=len(found.tables) > 1) for table in found.tables)
+    alone = found.anchor == "results" and len(found.tables) == 1  # its heading is the chapter's
+    tables = "".join(table_block(table, heading=not alone) for table in found.tables)
     return (
         f'<section id="{text(found.anchor)}"><h2>{text(found.title)}</h2><p class="soft">{text(found.intro)} '
-        f"Select a heading to sort.</p>{tables}</section>"
+        f'<span class="screen">Select a heading to sort.</span></p>{tables}</section>'
     )
 
 
@@ -149,6 +148,6 @@ def figures(plots: Sequence[PlacedPlot]) -> str:
             f"</button></div><figcaption>{caption} Files: {files}.</figcaption></figure>"
         )
     return (
-        '<section id="figures"><h2>Figures</h2><p class="soft">Select a figure to enlarge it.</p>'
+        '<section id="figures"><h2>Figures</h2><p class="soft screen">Select a figure to enlarge it.</p>'
         f"{''.join(drawn)}</section>"
     )

@@ -147,7 +147,7 @@ def _time(minutes: float | str, runs: tuple[str, ...]) -> Entry:
 def _signed_time(timing: Timing) -> Entry:
     if timing.difference is None:
         return Entry("–", tone="absent")
-    sign = "-" if timing.difference < 0 else "+"
+    sign = "-" if timing.difference < 0 or (timing.difference == 0 and (timing.relative or 0) < 0) else "+"
     return Entry(f"{sign}{duration(abs(timing.difference))}", value=timing.difference)
 
 
