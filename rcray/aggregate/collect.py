@@ -35,6 +35,7 @@ class MetricValue:
     reason: str = ""
     protocol: tuple[tuple[str, str], ...] = ()  # task version, shots and so on, where the row says them
     errors: tuple[tuple[str, float], ...] = ()  # standard errors by the name of their definition
+    note: str = ""  # what else the row says of itself
 
     @property
     def ok(self) -> bool:
@@ -142,11 +143,11 @@ def read_evaluation(run: RunDir) -> list[Any]:
 
 def metric_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, MetricValue]:
     """Rows by name: a preference metric by itself, a benchmark's as `benchmark/metric`."""
-    metrics = {}
+    metrics: dict[str, MetricValue] = {}
     for row in rows:
         name = row["metric"] if row["benchmark"] == "preference" else f"{row['benchmark']}/{row['metric']}"
         errors = {key: value for key, value in row.items() if key.startswith("stderr_") and _is_number(value)}
-        metrics[str(name)] = MetricValue(
+        found = MetricValue(
             value=_number(row.get("value")),
             stderr=_number(row.get("stderr")),
             n=int(_number(row.get("n"), 0)),
@@ -156,7 +157,11 @@ def metric_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, MetricValue]:
             reason=str(row.get("reason") or ""),
             protocol=tuple((key, str(row[key])) for key in PROTOCOL if row.get(key) is not None),
             errors=tuple(sorted((key.removeprefix("stderr_"), float(value)) for key, value in errors.items())),
+            note=str(row.get("note") or ""),
         )
+        if name in metrics:  # one of the two would win silently
+            found = MetricValue(math.nan, math.nan, 0, status="ambiguous", reason="several rows have this name")
+        metrics[str(name)] = found
     return metrics
 
 

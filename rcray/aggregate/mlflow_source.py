@@ -1,20 +1,22 @@
 """Runs from an MLflow server: the records that a sweep delivered there, brought back in the shape of a store."""
 
 import logging
-from collections.abc import Iterator, Sequence, Set
+import shutil
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rcray.errors import StoreError
-from rcray.store import Store
+from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
+from rcray.train.dynamics import part_name
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 #: What a report reads of a run; everything else (weights, checkpoints, figures) stays on the server.
 _FILES = ("config.yaml", "status.json", "evaluation.json")
-_FOLDER = "dynamics"
+_PARTS, _WHOLE = "dynamics", "dynamics.parquet"  # step records as they lie in a store, or in one piece
 
 
 def fetch_runs(uri: str, experiments: Sequence[str], cells: Sequence[Cell], folder: Path) -> Store:
@@ -34,30 +36,43 @@ def fetch_runs(uri: str, experiments: Sequence[str], cells: Sequence[Cell], fold
                 f"{uri}: has no experiment {' or '.join(map(repr, experiments))}",
                 fix="check the address; experiments have the names that their files give",
             )
-        for mlflow_run, run_id in _runs(client, ids, wanted):
-            _download(client, mlflow_run, store.run(run_id).path)
+        for run_id, mlflow_run in _runs(client, ids, wanted).items():
+            _download(client, mlflow_run, store.run(run_id))
     except MlflowException as error:
         reason = " ".join(str(error).split())[:300]
         raise StoreError(f"{uri}: MLflow says: {reason}", fix="check the address and the server") from None
     return store
 
 
-def _runs(client: "MlflowClient", experiment_ids: list[str], wanted: Set[str]) -> Iterator[tuple[str, str]]:
-    """MLflow's runs of the wanted cells, page by page."""
+def _runs(client: "MlflowClient", experiment_ids: list[str], wanted: Set[str]) -> dict[str, str]:
+    """MLflow's run of every wanted cell; of several (other stores, other experiments) a finished one, the newest."""
+    found: dict[str, str] = {}
+    finished: set[str] = set()
     token = None
     while True:
         page = client.search_runs(experiment_ids, "tags.`rcray.kind` = 'cell'", max_results=500, page_token=token)
-        for run in page:
+        for run in page:  # the newest first
             run_id = run.data.tags.get("rcray.run_id", "")
-            if run_id in wanted:
-                yield run.info.run_id, run_id
+            better = run.info.status == "FINISHED" and run_id not in finished
+            if run_id in wanted and (run_id not in found or better):
+                found[run_id] = run.info.run_id
+                finished |= {run_id} if run.info.status == "FINISHED" else set()
         token = page.token
         if not token:
-            return
+            return found
 
 
-def _download(client: "MlflowClient", mlflow_run: str, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
+def _download(client: "MlflowClient", mlflow_run: str, run: RunDir) -> None:
+    import pyarrow.parquet as pq
+
+    shutil.rmtree(run.path, ignore_errors=True)  # an earlier fetch: its records may be of other steps
+    run.path.mkdir(parents=True)
     for entry in client.list_artifacts(mlflow_run):
-        if entry.path in _FILES or entry.path == _FOLDER:
-            client.download_artifacts(mlflow_run, entry.path, str(target))
+        if entry.path in (*_FILES, _PARTS):
+            client.download_artifacts(mlflow_run, entry.path, str(run.path))
+        elif entry.path == _WHOLE:
+            whole = Path(client.download_artifacts(mlflow_run, entry.path, str(run.path)))
+            steps = pq.read_table(whole, columns=["step"])["step"].to_pylist()
+            if steps:
+                run.dynamics.mkdir(exist_ok=True)
+                whole.rename(run.dynamics / part_name(steps[0], steps[-1]))

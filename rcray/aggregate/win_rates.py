@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rcray.aggregate import published
-from rcray.aggregate.groups import Comparison, Setting
+from rcray.aggregate.groups import Comparison
 from rcray.aggregate.paper import MODEL_TITLES, objective_title
 from rcray.aggregate.tables import Column, Entry, Row, Table
 
@@ -59,7 +59,7 @@ def win_rates_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
                     Entry(
                         value=100 * value.value,
                         spread=None if spread is None else 100 * spread,
-                        tip="; ".join(f"{key} {text}" for key, text in _protocol(setting, name)),
+                        tip="; ".join(dict.fromkeys(m.note for m in setting.measured(name).values() if m.note)),
                         runs=setting.run_ids,
                     )
                 )
@@ -78,7 +78,3 @@ def win_rates_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
     )
     notes = ("Share of judged pairs won by the model with RC against the same objective without it.", _PUBLISHED_NOTE)
     return Table("AlpacaEval win rates, with RC against without", notes, columns, tuple(rows), name="alpaca-eval")
-
-
-def _protocol(setting: Setting, name: str) -> tuple[tuple[str, str], ...]:
-    return next(iter(setting.measured(name).values())).protocol

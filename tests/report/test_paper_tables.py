@@ -246,6 +246,28 @@ def test_other_models_get_the_same_layout(store):
     assert [key[1] for key in rows_of(tables["ema-tiny-neox-dpo"])] == ["w/o RC", "0.5", "0.98"]
 
 
+def test_win_rates_of_runs_stand_beside_published_ones(store):
+    cells = expand(experiment(run={"model": "pythia-2.8b"}, grid={"objective": ["dpo"]}))
+    for cell in cells:
+        runs.write_ok(store, cell, 20)
+    rates = {"alpaca_eval/win_rate": 0.61, "alpaca_eval/lc_win_rate": 0.58}
+    runs.add_benchmarks(store.run(cells[1].run_id), rates, stderr=0.0125, note="against no RC; judge x, mode y")
+    table = next(t for t in catalogue(collect(store, cells)).tables if t.name == "alpaca-eval")
+    (row,) = [[entry_text(c, e) for c, e in zip(table.columns, row.entries, strict=True)] for row in table.rows]
+    assert row == ["DPO", "61.00 ± 1.25", "58.00 ± 1.25", "70.56"]
+    assert table.rows[0].entries[1].tip == "against no RC; judge x, mode y"
+    assert "alpaca_eval" not in {c.key for t in catalogue(collect(store, cells)).tables for c in t.columns}
+
+
+def test_a_benchmark_measured_twice_is_no_number(store):
+    (cell,) = expand(experiment(grid={"objective": ["dpo"], "calibration.enabled": [False]}))
+    run = runs.write_ok(store, cell, 20)
+    runs.add_benchmarks(run, scores(0.3))
+    runs.add_benchmarks(run, {"arc/acc_norm": 0.9}, shots=0)
+    row = rows_of(table_of_runs(MAIN, Places.of(collect(store, [cell]))))["Mistral-7B", "DPO", "w/o"]
+    assert (row["ARC"], row["BBH"]) == ("ambiguous", "31.00 ± 1.00")
+
+
 def test_runtime_of_runs(store):
     cells = runs.cells_of(runs.quickstart())
     runs.write_runs(store, cells[:4])

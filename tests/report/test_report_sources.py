@@ -16,6 +16,7 @@ from rcray.config import Experiment
 from rcray.errors import StoreError
 from rcray.store import Store
 from rcray.sweep.grid import expand
+from rcray.train.dynamics import read_dynamics
 
 
 @pytest.fixture
@@ -83,20 +84,34 @@ def test_the_same_training_with_two_estimators(store):
     assert "failed" in {entry.words for entry in head_full_table([pair]).rows[0].entries}
 
 
-def test_runs_come_back_from_mlflow(store, tmp_path):
-    """What a sweep delivers is enough for the same results."""
-    from rcray.track.mlflow import Delivery, open_tracking
+@pytest.mark.parametrize("whole", [False, True], ids=["in parts", "in one piece"])
+def test_runs_come_back_from_mlflow(store, tmp_path, whole):
+    """The files that a sweep delivers are enough for the same results; of two runs of a cell, the finished one."""
+    from mlflow.tracking import MlflowClient
 
     experiment = runs.quickstart()
     cells = runs.cells_of(experiment)[:2]
-    runs.write_ok(store, cells[0], steps=20)
+    run = runs.write_ok(store, cells[0], steps=20)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    tracking = open_tracking(uri, store, experiment.name, experiment.title, cells)
-    Delivery(tracking, store).deliver_all()
-    fetched = fetch_runs(uri, [experiment.name], cells, tmp_path / "fetched")
-    there, here = collect(fetched, cells), collect(store, cells)
-    assert [result.status for result in there] == ["ok", "pending"]
-    assert str(there[0].summary) == str(here[0].summary)
-    assert there[0].metrics == here[0].metrics
+    client = MlflowClient(tracking_uri=uri)
+    owner = client.create_experiment(experiment.name, (tmp_path / "artifacts").as_uri())
+    for state in ("FINISHED", "RUNNING"):
+        tags = {"rcray.kind": "cell", "rcray.run_id": cells[0].run_id}
+        there = client.create_run(owner, run_name=cells[0].label, tags=tags).info.run_id
+        if state == "FINISHED":
+            for path in (run.status, run.evaluation):
+                client.log_artifact(there, str(path))
+            if whole:
+                pq.write_table(read_dynamics(run.dynamics), tmp_path / "dynamics.parquet")
+                client.log_artifact(there, str(tmp_path / "dynamics.parquet"))
+            else:
+                client.log_artifacts(there, str(run.dynamics), "dynamics")
+            client.set_terminated(there, state)
+    for _ in range(2):  # a second fetch finds the files of the first
+        fetched = fetch_runs(uri, [experiment.name], cells, tmp_path / "fetched")
+        found, here = collect(fetched, cells), collect(store, cells)
+        assert [result.status for result in found] == ["ok", "pending"]
+        assert str(found[0].summary) == str(here[0].summary)
+        assert found[0].metrics == here[0].metrics
     with pytest.raises(StoreError, match="has no experiment 'elsewhere'"):
         fetch_runs(uri, ["elsewhere"], cells, tmp_path / "fetched")
