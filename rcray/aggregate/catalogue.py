@@ -51,7 +51,12 @@ def catalogue_of_runs(
     beside = [found for spec in covered if (found := beside_published(spec, places))]
     more = [table for table in (runtime_of_runs(comparisons), win_rates_of_runs(comparisons)) if table]
     chapters = [
-        Chapter("Results", "results", "Held-out preference pairs and step records.", (results_table(title, results),)),
+        Chapter(
+            "Results",
+            "results",
+            "Held-out preference pairs and step records.",
+            (results_table(title, results, comparisons),),
+        ),
         Chapter(
             "Benchmarks, runtime and win rates",
             "benchmarks",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.groups import Setting, pair_key, settings_of
+from rcray.aggregate.groups import Setting, settings_of
 from rcray.aggregate.paper import TableSpec
 from rcray.aggregate.published import Place
 from rcray.config import RunConfig
@@ -53,11 +53,6 @@ class Places:
         elif spec.axis == "epochs":
             rows = [row for row in rows if row.place.epochs > 1]
         return any(self.settings(row.place) for row in rows)
-
-
-def same_but_rc(without: Setting, with_rc: Setting) -> bool:
-    """Whether two settings differ in RC and seeds alone."""
-    return pair_key(without.config) == pair_key(with_rc.config)
 
 
 def _key(config: RunConfig) -> tuple[str, str, str, bool, int]:

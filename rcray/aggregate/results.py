@@ -14,9 +14,9 @@ NO_RECORDS = "no records"
 _PERCENT = 100.0
 
 
-def results_table(title: str, results: Sequence[CellResult]) -> Table:
+def results_table(title: str, results: Sequence[CellResult], comparisons: Sequence[Comparison] | None = None) -> Table:
     """One row per objective and RC, seeds pooled; the best accuracy of each model is marked."""
-    comparisons = compare(results)
+    comparisons = compare(results) if comparisons is None else comparisons
     several = any(len(setting.results) > 1 for c in comparisons for setting in c.settings)
     columns = _columns(results, several)
     lines = [(c, setting) for c in comparisons for setting in c.settings]

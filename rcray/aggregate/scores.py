@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rcray.aggregate import published
-from rcray.aggregate.groups import Setting, comparable, estimate
+from rcray.aggregate.groups import Setting, comparable, estimate, pair_key
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.paper import BENCHMARK_TITLES, DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
-from rcray.aggregate.places import NOT_PLANNED, Places, same_but_rc
+from rcray.aggregate.places import NOT_PLANNED, Places
 from rcray.aggregate.published import AVERAGE
 from rcray.aggregate.student import p_entry, paired_test
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
@@ -39,10 +39,10 @@ def lines_of(spec: TableSpec, places: Places) -> list[Line]:
         settings = places.settings(row.place)
         if not settings and spec.paper:  # elsewhere a row that nobody planned is not missing
             lines.append(Line(row, row.labels, None))
+        others = {pair_key(other.config): other for other in (places.settings(row.against) if row.against else ())}
         for setting in settings:
             labels = (*row.labels[:-1], f"{row.labels[-1]} ({setting.variant})") if setting.variant else row.labels
-            others = places.settings(row.against) if row.against else []
-            without = next((other for other in others if same_but_rc(other, setting)), None)
+            without = others.get(pair_key(setting.config)) if others else None
             lines.append(Line(row, labels, setting, without, apart=bool(others) and without is None))
     return lines
 

@@ -1,5 +1,6 @@
 """Student's t: the paired test over seeds, without a statistics library."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ def two_sided(t: float, degrees: int) -> float:
     return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
+@functools.cache
 def quantile(degrees: int, p: float = 0.05) -> float:
     """The t that |T| exceeds with probability `p`, by bisection."""
     low, high = 0.0, 2.0
