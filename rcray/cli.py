@@ -406,17 +406,34 @@ app.add_typer(arena, name="arena")
 
 
 @app.command()
-def report(file: FileArgument, store: StoreOption = DEFAULT_STORE, set_: SetOption = None) -> None:
-    """Rebuild tables, figures and report.html from the runs in the store; nothing is trained."""
-    experiment, cells = _cells(file, set_)
+def report(
+    files: Annotated[list[Path] | None, typer.Argument(help="experiment files (YAML)", show_default=False)] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    published: Annotated[bool, typer.Option("--published", help="the paper's own tables, without any run")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="read an exported ledger instead of a store", show_default=False)
+    ] = None,
+    export_ledger: Annotated[
+        Path | None, typer.Option("--export-ledger", help="also write the runs' ledger here", show_default=False)
+    ] = None,
+    from_mlflow: Annotated[
+        str | None, typer.Option("--from-mlflow", help="fetch the runs from this MLflow server", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="directory of the report", show_default=False)] = None,
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="tables and page only")] = False,
+) -> None:
+    """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
+    experiments = [_cells(file, set_) for file in files or ()]
     from rich.console import Console
 
-    from rcray.aggregate.report import build_report
+    from rcray.aggregate.command import Request, run_report
     from rcray.aggregate.tables import to_rich
 
-    built = build_report(Store.open(store), experiment, cells)
+    built = run_report(Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures))
     console = Console()
     console.print(to_rich(built.table, console.width))
+    typer.echo(f"{len(built.tables) // 3} tables, {len(built.figures) // 3} figures in {built.html.parent}")
     typer.echo(f"report {built.html}")
 
 

@@ -12,14 +12,13 @@ from typing import Literal
 
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.groups import Comparison, Estimate, Setting, difference
+from rcray.aggregate.student import quantile
 from rcray.aggregate.tables import number
 
 Verdict = Literal["held", "unclear", "not held"]
 
 INSIDE = 0.9  # share of steps from which a run counts as inside the band
-_ERRORS = 2.0  # standard errors that a difference must exceed
-# The same for an error estimated from few seeds: Student's t, 97.5%, by degrees of freedom.
-_STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+_ERRORS = 2.0  # standard errors that a difference must exceed  # of one seed; with several, Student's t at 95%
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def _accuracy(without: Setting, setting: Setting) -> Check:
 def _error(estimate: Estimate) -> float:
     if estimate.stderr is None:
         return math.nan
-    return (_STUDENT.get(estimate.seeds - 1, _ERRORS) if estimate.seeds > 1 else _ERRORS) * estimate.stderr
+    return (quantile(estimate.seeds - 1) if estimate.seeds > 1 else _ERRORS) * estimate.stderr
 
 
 def _signed(value: float, digits: int) -> str:

@@ -5,13 +5,18 @@ without calibration) does not part what belongs together, and one that has is na
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from rcray.aggregate.collect import STATUSES, CellResult, DynamicsSummary
+from rcray.aggregate.collect import STATUSES, CellResult, MetricValue
+from rcray.aggregate.summary import DynamicsSummary
 from rcray.config import RunConfig, content_key, identity
+
+NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json has no such row
+MIXED = "mixed protocols"  # seeds measured with different task versions, shots or templates are not averaged
 
 
 @dataclass(frozen=True)
@@ -68,14 +73,40 @@ class Setting:
         recorded = [result for result in self.results if result.summary is not None]
         return next((result for result in recorded if result.ok), recorded[0] if recorded else None)
 
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """The runs, in the order of the seeds."""
+        return tuple(result.cell.run_id for result in self.results)
+
     def metric(self, name: str) -> Estimate | None:
-        """A metric over the finished seeds; None where none of them was evaluated."""
-        found = [result.metrics[name] for result in self.finished if name in result.metrics]
-        return _estimate([m.value for m in found], found[0].stderr if found else None)
+        """A metric over the finished seeds; None where there is no number to print, and `problem` says why."""
+        found = self.measured(name)
+        if not found or self.problem(name):
+            return None
+        return estimate([m.value for m in found.values()], next(iter(found.values())).stderr)
+
+    def measured(self, name: str) -> dict[int, MetricValue]:
+        """A metric by the seeds that have it."""
+        return {result.seed: result.metrics[name] for result in self.finished if name in result.metrics}
+
+    def problem(self, name: str) -> str:
+        """Why a metric is no number: the status, `not evaluated`, a degenerate seed, measurements of two kinds."""
+        if not self.finished:
+            return self.word
+        found = list(self.measured(name).values())
+        if not found:
+            return NOT_EVALUATED
+        bad = [m for m in found if not m.ok]
+        if bad:
+            word = bad[0].status if bad[0].status != "ok" else "degenerate"
+            return word if len(bad) == len(found) else f"{len(bad)} of {len(found)} {word}"
+        if len({m.protocol for m in found}) > 1:
+            return MIXED
+        return ""
 
     def summary(self, read: Callable[[DynamicsSummary], float]) -> Estimate | None:
         """A number of the dynamics summary over the finished seeds."""
-        return _estimate([read(result.summary) for result in self.finished if result.summary is not None], None)
+        return estimate([read(result.summary) for result in self.finished if result.summary is not None], None)
 
 
 @dataclass(frozen=True)
@@ -104,7 +135,7 @@ def compare(results: Sequence[CellResult]) -> list[Comparison]:
     by_pair: dict[str, dict[str, list[CellResult]]] = {}
     for result in results:
         config = result.cell.config
-        by_pair.setdefault(_pair_key(config), {}).setdefault(_setting_key(config), []).append(result)
+        by_pair.setdefault(pair_key(config), {}).setdefault(setting_key(config), []).append(result)
     pairs = [[_seeds(group) for group in settings.values()] for settings in by_pair.values()]
     models = list(dict.fromkeys(pair[0].config.model.name for pair in pairs))
     pairs.sort(key=lambda pair: models.index(pair[0].config.model.name))  # stable
@@ -131,61 +162,95 @@ def difference(without: Setting, with_rc: Setting, name: str) -> Estimate | None
     Several seeds are paired by seed. One seed has no spread over seeds: the standard errors of the two rows are
     added as if independent, which overstates the error where the same held-out pairs move together.
     """
+    a, b = without.metric(name), with_rc.metric(name)
+    if a is None or b is None or not comparable(without, with_rc, name):
+        return None
     if len(without.results) == len(with_rc.results) == 1:
-        a, b = without.metric(name), with_rc.metric(name)
-        if a is None or b is None:
-            return None
         stderr = math.hypot(a.stderr, b.stderr) if a.stderr is not None and b.stderr is not None else None
         return Estimate(b.value - a.value, 1, stderr, None)
-    before = {r.seed: r.metrics[name].value for r in without.finished if name in r.metrics}
-    after = {r.seed: r.metrics[name].value for r in with_rc.finished if name in r.metrics}
-    return _estimate([after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())], None)
+    return estimate(paired_differences(without, with_rc, name), None)
+
+
+def paired_differences(without: Setting, with_rc: Setting, name: str) -> list[float]:
+    """With minus without, for every seed that has both."""
+    before, after = without.measured(name), with_rc.measured(name)
+    return [after[seed].value - before[seed].value for seed in sorted(before.keys() & after.keys())]
+
+
+def comparable(one: Setting, other: Setting, name: str) -> bool:
+    """Whether a benchmark was measured in the same way on both."""
+    protocols = {m.protocol for setting in (one, other) for m in setting.measured(name).values()}
+    return len(protocols) <= 1
 
 
 def _seeds(results: Iterable[CellResult]) -> Setting:
     return Setting(tuple(sorted(results, key=lambda result: result.seed)))
 
 
-def _estimate(values: Sequence[float], stderr: float | None) -> Estimate | None:
+def estimate(values: Sequence[float], stderr: float | None) -> Estimate | None:
+    """The mean of values over seeds; `stderr` is that of a single one."""
     if not values:
         return None
     if len(values) == 1:
         return Estimate(values[0], 1, stderr, None)
-    std = stdev(values) if all(map(math.isfinite, values)) else math.nan
-    return Estimate(fmean(values), len(values), std / math.sqrt(len(values)), std)
+    mean = fmean(values)
+    # statistics.stdev is exact and takes most of the time of a large report; two passes lose nothing that is printed
+    std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return Estimate(mean, len(values), std / math.sqrt(len(values)), std)
 
 
 def _without_rc(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"calibration": config.calibration.model_copy(update={"enabled": False})})
 
 
-def _pair_key(config: RunConfig) -> str:
-    return _setting_key(_without_rc(config))
+def pair_key(config: RunConfig) -> str:
+    """Equal for settings that differ in RC and seed alone."""
+    return setting_key(_without_rc(config))
 
 
-def _setting_key(config: RunConfig) -> str:
+def setting_key(config: RunConfig) -> str:
+    """Equal for runs that differ in their seed alone."""
     content = identity(config)
     del content["train"]["seed"]
     return content_key(content)
 
 
+def settings_of(results: Iterable[CellResult]) -> list[Setting]:
+    """Results gathered by setting, in order of appearance; each named by what distinguishes it from the others."""
+    by_setting: dict[str, list[CellResult]] = {}
+    for result in results:
+        by_setting.setdefault(setting_key(result.cell.config), []).append(result)
+    found = [_seeds(group) for group in by_setting.values()]
+    names = _variants([setting.config for setting in found])
+    return [Setting(setting.results, name) for setting, name in zip(found, names, strict=True)]
+
+
 def _variants(configs: Sequence[RunConfig]) -> list[str]:
     """For each config, the settings in which it differs from the others of the same model and objective."""
     flat = [_flatten(identity(config)) for config in configs]
-    names = []
-    for config, own in zip(configs, flat, strict=True):
-        peers = [
-            other
-            for peer, other in zip(configs, flat, strict=True)
-            if (peer.model.name, peer.objective_title) == (config.model.name, config.objective_title)
-        ]
-        paths = [
-            path
-            for path in own
-            if path != "train.seed" and any(peer.get(path) != own[path] for peer in peers)
-        ]  # fmt: skip
-        names.append(", ".join(f"{path.rpartition('.')[2]}={own[path]}" for path in paths))
-    return names
+    peers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    keys = [(config.model.name, config.objective_title) for config in configs]
+    for key, own in zip(keys, flat, strict=True):
+        peers.setdefault(key, []).append(own)
+    varying = {key: _varying(group) for key, group in peers.items()}
+    return [
+        ", ".join(f"{path.rpartition('.')[2]}={own[path]}" for path in own if path in varying[key])
+        for key, own in zip(keys, flat, strict=True)
+    ]
+
+
+def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Paths that have more than one value in the group; being absent is a value. The seed does not count."""
+    values: dict[str, set[str]] = {}
+    for own in group:
+        for path, value in own.items():
+            values.setdefault(path, set()).add(repr(value))
+    counts = Counter(path for own in group for path in own)
+    return {
+        path
+        for path, found in values.items()
+        if path != "train.seed" and (len(found) > 1 or counts[path] < len(group))
+    }  # fmt: skip
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,131 +1,123 @@
-"""The report page: one self-contained file, from a summary down to the configuration of every cell.
+"""The report page: one self-contained file, from a summary down to the configuration of every cell."""
 
-Every text that comes from outside (titles, errors, settings) goes through `_text`; the only markup is written here.
-"""
-
-import base64
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from html import escape
-from urllib.parse import quote
-
-import yaml
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from rcray import records
+from rcray.aggregate.catalogue import Catalogue
 from rcray.aggregate.collect import STATUSES, CellResult
-from rcray.aggregate.figures import Plot
 from rcray.aggregate.findings import Finding
 from rcray.aggregate.html_assets import CSS, SCRIPT
+from rcray.aggregate.html_cells import cells, duration
+from rcray.aggregate.html_parts import PlacedPlot, chapter, chip, figures, symbols, text
 from rcray.aggregate.results import held_out_pairs
-from rcray.aggregate.tables import Column, Entry, Table, number
-from rcray.config import Experiment
+from rcray.aggregate.tables import Table
 from rcray.records import PATHWAYS
 
 # Nothing may be loaded: what the page needs is in it.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 _CHIPS = {"held": "✓ held", "unclear": "? unclear", "not held": "✗ not held"}
+_UNIQUE = 12  # values of a fact that are spelled out
 
 
-def to_html(
-    experiment: Experiment,
-    results: Sequence[CellResult],
-    table: Table,
-    findings: Sequence[Finding],
-    overall: Sequence[str],
-    plots: Sequence[Plot],
-) -> str:
-    """The whole page. Links are relative to STORE/experiments/NAME/."""
-    title = experiment.title or experiment.name
+@dataclass(frozen=True)
+class Page:
+    """What a page shows. Links are relative to `folder`."""
+
+    folder: Path
+    name: str
+    title: str
+    description: str
+    catalogue: Catalogue
+    plots: Sequence[PlacedPlot]
+    results: Sequence[CellResult] = ()
+    findings: Sequence[Finding] = ()
+    overall: Sequence[str] = field(default_factory=tuple)
+
+
+def to_html(page: Page) -> str:
+    """The whole page."""
     sections = [
-        _findings(findings, overall),
-        _results(table),
-        _figures(plots),
-        _cells(results),
-        _glossary(table),
+        _findings(page) if page.results else "",
+        *(chapter(found) for found in page.catalogue.chapters),
+        figures(page.plots) if page.results or page.plots else "",
+        cells(page.results, page.folder),
+        _glossary(page.catalogue.tables),
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
-        f"{_header(experiment, title, results)}\n<main>\n"
-        + "\n".join(sections)
-        + f'\n</main>\n<footer><div>Experiment <code>{_text(experiment.name)}</code>, written by '
-        f"<code>rcray report</code>. Numbers are those of the run directories at that time.</div></footer>\n"
+        f"<title>{text(page.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
+        f"{_header(page)}\n<main>\n"
+        + "\n".join(filter(None, sections))
+        + f"\n</main>\n<footer><div><code>{text(page.name)}</code>, written by <code>rcray report</code>. Numbers are "
+        f"those of their sources at that time.</div></footer>\n"
         f'<dialog id="zoomed" aria-label="figure, enlarged"><img alt=""></dialog>\n<script>{SCRIPT}</script>\n'
         "</body>\n</html>\n"
-    )  # fmt: skip
-
-
-def _text(value: object) -> str:
-    return escape(str(value), quote=True)
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", "−") if text[:1] == "-" and text[1:2].isdigit() else text
-
-
-def _chip(word: str, text: str = "") -> str:
-    return f'<span class="chip {_text(word.replace(" ", "-"))}">{_text(text or word)}</span>'
-
-
-def _header(experiment: Experiment, title: str, results: Sequence[CellResult]) -> str:
-    configs = [result.cell.config for result in results]
-    counts = Counter(result.status for result in results)
-    chips = "".join(_chip(word, f"{counts[word]} {word}") for word in STATUSES if counts[word])
-    facts = {
-        "Model": _unique(config.model.name for config in configs),
-        "Objectives": _unique(config.objective_title for config in configs),
-        "Data": _unique(f"{config.data.name}, {config.data.train_pairs or 'all'} pairs" for config in configs),
-        "Held-out pairs": ", ".join(map(str, held_out_pairs(results))),
-        "Seeds": ", ".join(map(str, sorted({config.train.seed for config in configs}))),
-        "Steps per run": _unique(result.total_steps or "not known yet" for result in results),
-        "Fidelity preset": _unique(config.fidelity for config in configs),
-        "Likelihood": _unique(f"{config.likelihood} over tokens" for config in configs),
-        "Training time, all runs": duration(sum(result.seconds for result in results)),
-    }
-    rows = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
-    about = f"<p>{_text(experiment.description)}</p>" if experiment.description else ""
-    links = (("findings", "Findings"), ("results", "Results"), ("figures", "Figures"), ("cells", "Cells"),
-             ("glossary", "Glossary"))  # fmt: skip
-    nav = "".join(f'<a href="#{anchor}">{name}</a>' for anchor, name in links)
-    cells = f"{len(results)} {'cell' if len(results) == 1 else 'cells'}"
-    return (
-        f'<header><div><p class="kicker">rcray · {_text(experiment.name)}</p><h1>{_text(title)}</h1>{about}'
-        f'<p><span class="chip">{cells}</span>{chips}</p><dl class="facts">{rows}</dl>'
-        f'<nav aria-label="sections">{nav}</nav></div></header>'
     )
 
 
+def _header(page: Page) -> str:
+    results = page.results
+    about = f"<p>{text(page.description)}</p>" if page.description else ""
+    links = [("findings", "Findings")] if results else []
+    links += [(found.anchor, found.title) for found in page.catalogue.chapters]
+    links += [("figures", "Figures")] if results or page.plots else []
+    links += [("cells", "Cells")] if results else []
+    nav = "".join(f'<a href="#{text(anchor)}">{text(name)}</a>' for anchor, name in (*links, ("glossary", "Glossary")))
+    chips = facts = ""
+    if results:
+        counts = Counter(result.status for result in results)
+        cells = f"{len(results)} {'cell' if len(results) == 1 else 'cells'}"
+        found = "".join(chip(word, f"{counts[word]} {word}") for word in STATUSES if counts[word])
+        chips = f'<p><span class="chip">{cells}</span>{found}</p>'
+        rows = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in _facts(results))
+        facts = f'<dl class="facts">{rows}</dl>'
+    return (
+        f'<header><div><p class="kicker">rcray · {text(page.name)}</p><h1>{text(page.title)}</h1>{about}'
+        f'{chips}{facts}<nav aria-label="sections">{nav}</nav></div></header>'
+    )
+
+
+def _facts(results: Sequence[CellResult]) -> Iterator[tuple[str, str]]:
+    configs = [result.cell.config for result in results]
+    yield "Model", _unique(config.model.name for config in configs)
+    yield "Objectives", _unique(config.objective_title for config in configs)
+    yield "Data", _unique(f"{config.data.name}, {config.data.train_pairs or 'all'} pairs" for config in configs)
+    yield "Held-out pairs", _unique(held_out_pairs(results))
+    yield "Seeds", _unique(sorted({config.train.seed for config in configs}))
+    yield "Steps per run", _unique(result.total_steps or "not known yet" for result in results)
+    yield "Fidelity preset", _unique(config.fidelity for config in configs)
+    yield "Likelihood", _unique(f"{config.likelihood} over tokens" for config in configs)
+    yield "Training time, all runs", duration(sum(result.seconds for result in results))
+
+
 def _unique(values: Iterable[object]) -> str:
-    return ", ".join(dict.fromkeys(map(str, values)))
+    found = list(dict.fromkeys(map(str, values)))
+    rest = f" and {len(found) - _UNIQUE} more" if len(found) > _UNIQUE + 1 else ""
+    return ", ".join(found[:_UNIQUE] if rest else found) + rest
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _findings(findings: Sequence[Finding], overall: Sequence[str]) -> str:
-    several = len({finding.model for finding in findings}) > 1
-    lines = "".join(f"<li>{_text(line)}</li>" for line in overall) or "<li>No cell has a result yet.</li>"
+def _findings(page: Page) -> str:
+    several = len({finding.model for finding in page.findings}) > 1
+    lines = "".join(f"<li>{text(line)}</li>" for line in page.overall) or "<li>No cell has a result yet.</li>"
     cards = []
-    for finding in findings:
+    for finding in page.findings:
         heading = f"{finding.title} on {finding.model}" if several else finding.title
-        body = f'<p class="soft">No comparison: {_text(finding.missing)}.</p>'
+        body = f'<p class="soft">No comparison: {text(finding.missing)}.</p>'
         if finding.checks:
             checks = "".join(
-                f"<li><div><strong>{_text(check.claim.capitalize())}</strong>"
-                f"{_chip(check.verdict, _CHIPS[check.verdict])}</div>"
-                f'<span class="text">{_symbols(check.text)}</span></li>'
+                f"<li><div><strong>{text(check.claim.capitalize())}</strong>"
+                f"{chip(check.verdict, _CHIPS[check.verdict])}</div>"
+                f'<span class="text">{symbols(check.text)}</span></li>'
                 for check in finding.checks
             )
             body = f'<ul class="checks">{checks}</ul>'
-        cards.append(f'<article class="card"><h3>{_text(heading)}</h3>{body}</article>')
+        cards.append(f'<article class="card"><h3>{text(heading)}</h3>{body}</article>')
     return (
         '<section id="findings"><h2>What held, and what did not</h2>'
         '<p class="soft">Reward calibration (RC) is meant to keep every update inside the disentanglement band, where '
@@ -136,157 +128,32 @@ def _findings(findings: Sequence[Finding], overall: Sequence[str]) -> str:
     )
 
 
-def _results(table: Table) -> str:
-    shown = table.shown()
-    heads = "".join(
-        f'<th scope="col" class="{table.columns[i].align}" title="{_text(table.columns[i].help)}">'
-        f"{_heading(table.columns[i].title)}</th>"
-        for i in shown
-    )
-    bodies = []
-    for group in table.groups:
-        rows = [row for row in table.rows if row.group == group]
-        lines = []
-        if len(table.groups) > 1:
-            lines.append(f'<tr class="group"><th colspan="{len(shown)}" scope="rowgroup">{_text(group)}</th></tr>')
-        for row, after in zip(rows, [*rows[1:], None], strict=True):
-            pair = after is not None and after.entries[shown[0]] == row.entries[shown[0]]
-            lines.append(f"<tr>{''.join(_cell(table.columns[i], row.entries[i], pair) for i in shown)}</tr>")
-        bodies.append(f"<tbody>{''.join(lines)}</tbody>")
-    notes = "".join(f"<li>{_symbols(note)}</li>" for note in table.notes)
-    files = ", ".join(f'<a href="tables/results.{suffix}">{name}</a>' for suffix, name in
-                      (("md", "Markdown"), ("tex", "LaTeX"), ("csv", "CSV")))  # fmt: skip
-    return (
-        f'<section id="results"><h2>Results</h2><p class="soft">Select a heading to sort. The same table as {files}.'
-        f'</p><div class="card scroll"><table class="results sortable"><thead><tr>{heads}</tr></thead>'
-        f'{"".join(bodies)}</table></div><ul class="notes">{notes}</ul></section>'
-    )
-
-
-def _cell(column: Column, entry: Entry, pair: bool) -> str:
-    classes = [column.align, "pair" if pair else "", "best" if entry.best else "", entry.tone]
-    if entry.value is None or not math.isfinite(entry.value):
-        words = entry.words or "non-finite"
-        if entry.tone == "status":
-            classes.append(words.split("/")[0])
-        return f'<td class="{_text(" ".join(filter(None, classes)))}">{_text(words)}</td>'
-    style = ""
-    if column.share:
-        classes.append("share")
-        style = f' style="--share:{min(max(entry.value, 0.0), 100.0):.1f}"'
-    shown = _minus(number(entry.value, column.digits, column.sign))
-    if entry.spread is not None and math.isfinite(entry.spread):
-        shown += f'<span class="spread"> ± {number(entry.spread, column.digits)}</span>'
-    return f'<td class="{" ".join(filter(None, classes))}" data-value="{entry.value:.6g}"{style}>{shown}</td>'
-
-
-def _heading(title: str) -> str:
-    name, _, unit = title.partition(" (")
-    return _symbols(name) + (f'<span class="unit">{_text(unit.rstrip(")"))}</span>' if unit else "")
-
-
-def _symbols(text: str) -> str:
-    escaped = _text(text)
-    for side in ("w", "l"):
-        escaped = escaped.replace(f"z_{side}", f"<i>z</i><sub>{side}</sub>")
-    return escaped
-
-
-def _figures(plots: Sequence[Plot]) -> str:
-    if not plots:
-        return '<section id="figures"><h2>Figures</h2><p>No cell has step records yet.</p></section>'
-    drawn = []
-    explained = ""
-    for plot in plots:
-        caption = "Read as the figure above." if plot.caption == explained else _symbols(plot.caption)
-        explained = plot.caption
-        source = "data:image/svg+xml;base64," + base64.b64encode(plot.svg).decode("ascii")
-        narrow = "" if plot.wide else " narrow"
-        files = ", ".join(f'<a href="figures/{quote(plot.name)}.{suffix}">{suffix.upper()}</a>' for suffix in
-                          ("svg", "png"))  # fmt: skip
-        drawn.append(
-            f'<figure class="card{narrow}"><h3>{_text(plot.title)}</h3><div class="paper"><button class="zoom" '
-            f'type="button" title="enlarge"><img src="{source}" alt="{_text(plot.title)}"></button></div>'
-            f"<figcaption>{caption} Files: {files}.</figcaption></figure>"
-        )
-    return (
-        '<section id="figures"><h2>Figures</h2><p class="soft">Select a figure to enlarge it.</p>'
-        f"{''.join(drawn)}</section>"
-    )
-
-
-def _cells(results: Sequence[CellResult]) -> str:
-    items = "".join(_one_cell(result) for result in results)
-    return (
-        '<section id="cells"><h2>Cells</h2><p class="soft">One run each; a run is named by its content, so the same '
-        f"cell in another experiment is the same directory.</p>{items}</section>"
-    )
-
-
-def _one_cell(result: CellResult) -> str:
-    progress = f"{result.step} of {result.total_steps or '?'} steps"
-    parts = []
-    if result.error:
-        parts.append(f"<pre>{_text(result.error)}</pre>")
-    rows = [
-        (name, number(m.value, 4), number(m.stderr, 4), f"{number(m.ci_low, 4)} to {number(m.ci_high, 4)}", m.n)
-        for name, m in result.metrics.items()
-    ]
-    if rows and result.ok:
-        head = "<tr><th>Metric</th><th>Value</th><th>Std. error</th><th>Interval</th><th>n</th></tr>"
-        body = "".join("<tr>" + "".join(f"<td>{_text(field)}</td>" for field in row) + "</tr>" for row in rows)
-        parts.append(f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>')
-    if result.summary is not None:
-        parts.append(f"<p>{_text(_dynamics_sentence(result))}</p>")
-    files = [result.run.config, result.run.status, result.run.evaluation, result.run.dynamics, result.run.final]
-    base = f"../../runs/{quote(result.run.run_id)}"
-    links = ", ".join(f'<a href="{base}/{path.name}">{_text(path.name)}</a>' for path in files if path.exists())
-    parts.append(f"<p>Files: {links or 'none yet'}.</p>")
-    config = yaml.safe_dump(result.cell.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    parts.append(f"<details><summary>Configuration</summary><pre>{_text(config)}</pre></details>")
-    return (
-        f'<details class="cell" id="run-{_text(result.run.run_id)}"><summary>{_chip(result.status)}'
-        f"<span>{_text(result.cell.label)}</span>"
-        f'<span class="mono">{_text(result.run.run_id)}</span><span class="push">{_text(progress)}, '
-        f"{_text(duration(result.seconds))}</span></summary><div>{''.join(parts)}</div></details>"
-    )
-
-
-def _dynamics_sentence(result: CellResult) -> str:
-    summary = result.summary
-    assert summary is not None
-    shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in summary.pathways.items() if share)
-    inside = f"{100 * summary.in_band:.0f}% inside the band"
-    text = f"{summary.steps} steps recorded, {inside}; predicted pathways: {shares}."
-    if summary.intervals:
-        agreed = f"{100 * summary.agreement:.0f}% of {summary.intervals} probe intervals"
-        text += f" Prediction and probe set agree in {agreed}."
-    if math.isfinite(summary.change_w) and math.isfinite(summary.change_l):
-        text += f" Probe set: z_w {summary.change_w:+.2f}, z_l {summary.change_l:+.2f} since its first measurement."
-    if summary.skipped:
-        text += f" Calibration left {100 * summary.skipped:.0f}% of steps alone."
-    return text
-
-
-def _glossary(table: Table) -> str:
+def _glossary(tables: Sequence[Table]) -> str:
     def rows(entries: Iterable[tuple[str, str, str]]) -> str:
         return "".join(
-            f"<tr><td><code>{_text(a)}</code></td><td>{_text(b)}</td><td>{_text(c)}</td></tr>" for a, b, c in entries
+            f"<tr><td><code>{text(a)}</code></td><td>{text(b)}</td><td>{text(c)}</td></tr>" for a, b, c in entries
         )
 
     words = [(f"pathway {name}", "", meaning) for name, meaning in PATHWAYS.items()]
     words += [
-        ("degenerate", "", "training met a non-finite value: there is no score"),
+        (
+            "degenerate",
+            "",
+            "training or evaluation met non-finite values or answers without content: there is no score",
+        ),
         ("oom", "", "the run went out of memory"),
         ("pending", "", "not started"),
+        ("not evaluated", "", "the run is finished, and this was not measured"),
+        ("not planned", "", "no experiment of this report contains this training"),
+        ("mixed protocols", "", "measured with different task versions, shots or templates: not put into one number"),
     ]
-    shown = [(table.columns[i].title, "", table.columns[i].help) for i in table.shown()]
+    shown = dict.fromkeys((c.title, "", c.help) for t in tables for i in t.shown() if (c := t.columns[i]).help)
     recorded = [(column.name, column.symbol, column.meaning) for column in records.COLUMNS]
     head = "<thead><tr><th>Name</th><th>Symbol</th><th>Meaning</th></tr></thead>"
     blocks = "".join(
         f'<details class="cell"><summary>{name}</summary><div class="scroll"><table>{head}<tbody>{rows(entries)}'
         "</tbody></table></div></details>"
-        for name, entries in (("Columns of the results table", shown), ("Pathways and status words", words),
+        for name, entries in (("Columns of the tables", shown), ("Pathways and status words", words),
                               ("Columns of the step records (dynamics/*.parquet)", recorded))
     )  # fmt: skip
     return f'<section id="glossary"><h2>Glossary</h2>{blocks}</section>'

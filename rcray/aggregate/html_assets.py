@@ -15,7 +15,6 @@ CSS = """
   }
 }
 * { box-sizing: border-box; }
-html { scroll-behavior: smooth; }
 body {
   margin: 0; background: var(--page); color: var(--ink); line-height: 1.5; font-size: 16px;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif;
@@ -69,6 +68,12 @@ td.best { font-weight: 700; }
 td.status { color: var(--bad); font-style: italic; }
 td.status.pending, td.absent { color: var(--soft); }
 td.status.running { color: var(--open); }
+td a.run { color: inherit; text-decoration: none; }
+td a.run:hover, td a.run:focus-visible { text-decoration: underline; color: var(--accent); }
+td[title] { cursor: help; }
+td sup { color: var(--open); font-size: .72em; margin-left: 1px; }
+article.table { margin: 14px 0 30px; }
+article.table h3 { margin: 18px 0 8px; }
 td.share {
   background: linear-gradient(var(--bar), var(--bar)) no-repeat left 6px center / calc(var(--share) * .9%) 66%;
 }
@@ -114,7 +119,7 @@ footer {
 }
 @media print {
   :root { color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --soft: #444; --line: #bbb; --accent: #000; }
-  nav, th button::after { display: none; }
+  nav, .screen, th button::after, #cells, #glossary { display: none; }
   .card:not(.scroll), tr { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
   body { font-size: 14px; }

@@ -1,22 +1,35 @@
-"""From a store to an experiment's report: tables, figures and one page, written whole or not at all."""
+"""From runs to a report: tables, figures and one page, each file written whole or not at all."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rcray.aggregate.collect import CellResult, collect
+from rcray.aggregate.catalogue import Catalogue, catalogue_of_published, catalogue_of_runs
+from rcray.aggregate.collect import CellResult, collect, likelihood_unit
+from rcray.aggregate.estimators import estimator_pairs
 from rcray.aggregate.findings import find, overall
 from rcray.aggregate.groups import compare
-from rcray.aggregate.results import nats, results_table
-from rcray.aggregate.tables import RENDERERS, Table
+from rcray.aggregate.latex import to_latex
+from rcray.aggregate.ledger import ExperimentRuns
+from rcray.aggregate.tables import Table, to_csv, to_markdown
 from rcray.config import Experiment
 from rcray.store import Store, write_atomic
 from rcray.sweep.grid import Cell
 
+if TYPE_CHECKING:
+    from rcray.aggregate.figures import Plot
+    from rcray.aggregate.html import Page
+
+RENDERERS: dict[str, Callable[[Table], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
+_EMBEDDED = 60  # figures drawn in the page; further ones are linked
+_CARDS = 60  # findings shown as cards; further ones are counted only
+
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and the results table for the terminal."""
+    """What was written, and the first table for the terminal."""
 
     html: Path
     tables: tuple[Path, ...]
@@ -25,35 +38,98 @@ class Report:
     results: tuple[CellResult, ...]
 
 
-def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell]) -> Report:
-    """Writes STORE/experiments/NAME/{tables, figures, report.html} from what the store holds now.
+def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell], *, figures: bool = True) -> Report:
+    """Writes STORE/experiments/NAME/{tables, figures, report.html} from what the store holds now."""
+    runs = ExperimentRuns(experiment, tuple(cell.run_id for cell in cells))
+    return write_report(store.experiment(experiment.name), [runs], collect(store, cells), figures=figures)
 
-    Cells without a result are in every table by their status. Figures of an earlier report that this one does not
-    draw again are removed, so that the folder never shows cells that are no longer part of the experiment.
+
+def write_report(
+    folder: Path, experiments: Sequence[ExperimentRuns], results: Sequence[CellResult], *, figures: bool = True
+) -> Report:
+    """Writes the report of one or more experiments; a run that several of them share counts once.
+
+    Cells without a result are in every table by their status. Files of an earlier report that this one does not write
+    again are removed, so that the folder never shows what is no longer part of it.
     """
-    from rcray.aggregate.figures import draw_all  # matplotlib takes a second to import
-    from rcray.aggregate.html import to_html
+    from rcray.aggregate.html import Page
 
-    folder = store.experiment(experiment.name)
-    results = collect(store, cells)
+    results = list({result.cell.run_id: result for result in results}.values())
+    name, title, description = _names([runs.experiment for runs in experiments])
     comparisons = compare(results)
-    unit = nats(results)
-    table = results_table(experiment.title or experiment.name, results)
-    plots = draw_all(comparisons, unit)
+    unit = likelihood_unit(results)
+    pairs = estimator_pairs(results)
+    catalogue = catalogue_of_runs(title, results, comparisons, pairs)
     findings = find(comparisons, unit)
+    said = [
+        *overall(findings, results),
+        *(
+            f"{found.table.title}: {found.within} of {found.compared} differences are within one combined error."
+            for found in catalogue.beside
+        ),
+    ]
+    page = Page(folder, name, title, description, catalogue, (), results, findings[:_CARDS], said)
 
-    tables = []
-    for suffix, render in RENDERERS.items():
-        tables.append(folder / "tables" / f"results.{suffix}")
-        write_atomic(tables[-1], render(table))
-    figures = []
-    for plot in plots:
-        for suffix, content in (("png", plot.png), ("svg", plot.svg)):
+    if not figures:
+        return _write(page, ())
+    from rcray.aggregate.figures import draw_all  # matplotlib takes a second to import
+    from rcray.aggregate.sensitivity import draw_sensitivities
+
+    return _write(page, chain(draw_all(comparisons, pairs, unit), draw_sensitivities(comparisons, results)))
+
+
+def write_published(folder: Path) -> Report:
+    """Writes the paper's own tables from the numbers in the package: no run is needed."""
+    from rcray.aggregate.html import Page
+    from rcray.aggregate.sensitivity import draw_published_sensitivity
+
+    title = "Towards Disentangled Preference Optimization Dynamics: the published tables"
+    description = (
+        "Every table of the paper, rebuilt from the numbers that rcray ships as data, in the format that your own runs "
+        "will have. Nothing here was measured by this program, except the check of the formulas."
+    )
+    page = Page(folder, "published", title, description, catalogue_of_published(), ())
+    return _write(page, draw_published_sensitivity())
+
+
+def _names(experiments: Sequence[Experiment]) -> tuple[str, str, str]:
+    if len(experiments) == 1:
+        only = experiments[0]
+        return only.name, only.title or only.name, only.description
+    name = ", ".join(experiment.name for experiment in experiments)
+    titles = "; ".join(experiment.title or experiment.name for experiment in experiments)
+    return name, f"{len(experiments)} experiments", f"{titles}."
+
+
+def _write(page: "Page", plots: Iterable["Plot"]) -> Report:
+    from rcray.aggregate.html import to_html
+    from rcray.aggregate.html_parts import PlacedPlot
+
+    folder = page.folder
+    tables = _write_tables(folder, page.catalogue)
+    figures: list[Path] = []
+    placed: list[PlacedPlot] = []
+    for plot in plots:  # drawn one at a time, and only what the page shows is kept
+        for suffix, content in plot.files.items():
             figures.append(folder / "figures" / f"{plot.name}.{suffix}")
             write_atomic(figures[-1], content)
-    for path in (folder / "figures").glob("*.[ps][nv]g"):
-        if path not in figures:
-            path.unlink()
-    page = folder / "report.html"
-    write_atomic(page, to_html(experiment, results, table, findings, overall(findings, results), plots))
-    return Report(page, tuple(tables), tuple(figures), table, tuple(results))
+        placed.append(PlacedPlot.of(plot, embed=len(placed) < _EMBEDDED))
+    _remove_others(folder / "tables", tables)
+    _remove_others(folder / "figures", figures)
+    target = folder / "report.html"
+    write_atomic(target, to_html(replace(page, plots=placed)))
+    return Report(target, tuple(tables), tuple(figures), page.catalogue.tables[0], tuple(page.results))
+
+
+def _write_tables(folder: Path, catalogue: Catalogue) -> list[Path]:
+    written = []
+    for table in catalogue.tables:
+        for suffix, render in RENDERERS.items():
+            written.append(folder / "tables" / f"{table.name}.{suffix}")
+            write_atomic(written[-1], render(table))
+    return written
+
+
+def _remove_others(folder: Path, kept: Iterable[Path]) -> None:
+    for path in set(folder.glob("*.*")) - set(kept):
+        path.unlink()

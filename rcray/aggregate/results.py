@@ -2,28 +2,36 @@
 
 from collections.abc import Iterable, Sequence
 
-from rcray.aggregate.collect import CellResult
-from rcray.aggregate.groups import Comparison, Estimate, Setting, compare, difference
-from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.aggregate.collect import CellResult, likelihood_unit
+from rcray.aggregate.groups import MIXED, Comparison, Estimate, Setting, compare, difference, paired_differences
+from rcray.aggregate.mixtures import mark
+from rcray.aggregate.student import p_entry, paired_test
+from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.records import PATHWAYS
 
-NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json is not there
 NO_RECORDS = "no records"
 
 _PERCENT = 100.0
 
 
-def results_table(title: str, results: Sequence[CellResult]) -> Table:
+def results_table(title: str, results: Sequence[CellResult], comparisons: Sequence[Comparison] | None = None) -> Table:
     """One row per objective and RC, seeds pooled; the best accuracy of each model is marked."""
-    comparisons = compare(results)
+    comparisons = compare(results) if comparisons is None else comparisons
     several = any(len(setting.results) > 1 for c in comparisons for setting in c.settings)
     columns = _columns(results, several)
-    rows = [_row(c, setting, several) for c in comparisons for setting in c.settings]
+    lines = [(c, setting) for c in comparisons for setting in c.settings]
+    marked = mark([setting for _, setting in lines], [c.model for c, _ in lines], ["accuracy"])
+    rows = [
+        _row(c, setting, several, marked.rows.get(i, "") + marked.cells.get((i, "accuracy"), ""))
+        for i, (c, setting) in enumerate(lines)
+    ]
+    if not marked.notes:  # the best of different things would be no best
+        rows = mark_best(rows, [[column.key for column in columns].index("accuracy_percent")])
     return Table(
         title=title,
-        notes=tuple(_notes(results, several)),
+        notes=(*_notes(results, several), *marked.notes),
         columns=columns,
-        rows=tuple(_mark_best(rows, [column.key for column in columns].index("accuracy_percent"))),
+        rows=tuple(rows),
         spread_name="std" if several else "stderr",
     )
 
@@ -35,14 +43,8 @@ def held_out_pairs(results: Iterable[CellResult]) -> list[int]:
     return sorted(measured or {r.cell.config.data.eval_pairs for r in results})
 
 
-def nats(results: Iterable[CellResult]) -> str:
-    """The unit of likelihoods under the runs' reduction."""
-    found = {result.cell.config.likelihood for result in results}
-    return "nats/token" if found == {"mean"} else "nats"
-
-
 def _columns(results: Sequence[CellResult], several: bool) -> tuple[Column, ...]:
-    unit = nats(results)
+    unit = likelihood_unit(results)
     digits = 2 if unit == "nats" else 3
     seeds = Column(
         "seeds", "Seeds", "seeds with a result, of those planned", align="right", digits=0, csv_only=not several
@@ -69,13 +71,15 @@ def _columns(results: Sequence[CellResult], several: bool) -> tuple[Column, ...]
                    spread=several, share=True)
             for name in ("i", "ii", "iii")
         ),
+        *([Column("p", "p", "two-sided paired t-test over seeds of the accuracy, with RC against without", digits=3)]
+          if several else []),
     )  # fmt: skip
 
 
-def _row(comparison: Comparison, setting: Setting, several: bool) -> Row:
+def _row(comparison: Comparison, setting: Setting, several: bool, letters: str) -> Row:
     finished, planned = len(setting.finished), len(setting.results)
     head = (
-        Entry(comparison.title),
+        Entry(comparison.title, mark=letters),
         Entry(setting.rc),
         Entry(setting.word),
         Entry(f"{finished} of {planned}" if finished < planned else str(planned)),
@@ -86,45 +90,34 @@ def _row(comparison: Comparison, setting: Setting, several: bool) -> Row:
 def _numbers(comparison: Comparison, setting: Setting, several: bool) -> list[Entry]:
     def show(estimate: Estimate | None, scale: float, missing: str) -> Entry:
         if setting.word != "ok":
-            return Entry(setting.word, tone="status")
+            return Entry(setting.word, tone="status", runs=setting.run_ids)
         if estimate is None:
-            return Entry(missing, tone="status")
+            return Entry(missing, tone="status", runs=setting.run_ids)
         spread = estimate.shown_spread(several)
-        return Entry(value=scale * estimate.value, spread=None if spread is None else scale * spread)
+        spread = None if spread is None else scale * spread
+        return Entry(value=scale * estimate.value, spread=spread, runs=setting.run_ids)
 
     delta = Entry("–", tone="absent")
     if setting.calibrated:
         without = comparison.without
         if without is not None and without.word == "ok":
-            delta = show(difference(without, setting, "accuracy"), _PERCENT, NOT_EVALUATED)
+            word = setting.problem("accuracy") or without.problem("accuracy") or MIXED
+            delta = show(difference(without, setting, "accuracy"), _PERCENT, word)
         elif setting.word != "ok":
             delta = Entry(setting.word, tone="status")
         elif without is not None:
             delta = Entry(f"w/o {without.word}", tone="status")
-    entries = [show(setting.metric("accuracy"), _PERCENT, NOT_EVALUATED), delta]
-    entries += [show(setting.metric(name), 1.0, NOT_EVALUATED) for name in ("drift_w", "drift_l", "margin")]
+    entries = [show(setting.metric("accuracy"), _PERCENT, setting.problem("accuracy")), delta]
+    entries += [show(setting.metric(name), 1.0, setting.problem(name)) for name in ("drift_w", "drift_l", "margin")]
     entries.append(show(setting.summary(lambda summary: summary.in_band), _PERCENT, NO_RECORDS))
     for name in ("i", "ii", "iii"):
         share = setting.summary(lambda summary, name=name: summary.pathways[name])  # type: ignore[misc]
         entries.append(show(share, _PERCENT, NO_RECORDS))
+    if several:
+        without = comparison.without
+        both = paired_differences(without, setting, "accuracy") if setting.calibrated and without else []
+        entries.append(p_entry(paired_test(both)))
     return entries
-
-
-def _mark_best(rows: Sequence[Row], index: int) -> list[Row]:
-    best: dict[str, float] = {}
-    counted: dict[str, int] = {}
-    for row in rows:
-        value = row.entries[index].value
-        if value is not None:
-            best[row.group] = max(value, best.get(row.group, value))
-            counted[row.group] = counted.get(row.group, 0) + 1
-    marked = []
-    for row in rows:
-        entry = row.entries[index]
-        if entry.value is not None and entry.value == best[row.group] and counted[row.group] > 1:
-            entry = Entry(value=entry.value, spread=entry.spread, best=True)
-        marked.append(Row(row.group, (*row.entries[:index], entry, *row.entries[index + 1 :])))
-    return marked
 
 
 def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
@@ -144,7 +137,9 @@ def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
         "rejected answers from the reference. Bold: highest accuracy of a model, whether or not the difference exceeds "
         "its error."
     )
-    if not several:
+    if several:
+        yield "p: two-sided paired t-test over seeds of the accuracy, with RC against without."
+    else:
         yield "The error of Δ RC adds the two rows' errors as if independent; on the same pairs it is usually smaller."
     pathways = "; ".join(f"({name}) {PATHWAYS[name]}" for name in ("i", "ii", "iii"))
     yield f"Pathways predicted per step: {pathways}. In band and pathways are shares of optimizer steps."

@@ -8,8 +8,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -39,11 +39,15 @@ class Column:
 class Entry:
     """A number with an optional spread, or, where `value` is None, words."""
 
-    words: str = ""
+    words: str = ""  # beside a value: how people read it, where the rounded number will not do (`10h 46m`)
     value: float | None = None
     spread: float | None = None
     best: bool = False
     tone: Literal["", "status", "absent"] = ""  # a status word; a quantity that this row does not have
+    latex: str = ""  # the words in LaTeX, where escaping them is not enough
+    mark: str = ""  # letter of a footnote
+    tip: str = ""  # said where the page's reader points at it
+    runs: tuple[str, ...] = ()  # ids of the runs behind it
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     spread_name: Literal["stderr", "std"] = "stderr"
+    name: str = "results"  # of its files, and of its place on the page
+    group_title: str = "Model"
+    subscripts: bool = False  # LaTeX: the spread as a subscript, as the paper prints it
 
     @property
     def groups(self) -> list[str]:
@@ -84,12 +91,32 @@ def number(value: float, digits: int, sign: bool = False) -> str:
 
 def entry_text(column: Column, entry: Entry, plus_minus: str = " ± ") -> str:
     """An entry in plain words, as in `81.2 ± 2.4`."""
+    return (entry.words or _rounded(column, entry, plus_minus)) + (f" [{entry.mark}]" if entry.mark else "")
+
+
+def _rounded(column: Column, entry: Entry, plus_minus: str) -> str:
     if entry.value is None:
-        return entry.words
+        return ""
     text = number(entry.value, column.digits, column.sign)
     if entry.spread is not None and math.isfinite(entry.spread) and math.isfinite(entry.value):
         text += plus_minus + number(entry.spread, column.digits)
     return text
+
+
+def mark_best(rows: Sequence[Row], columns: Iterable[int]) -> list[Row]:
+    """Marks the highest value of each column in each group, where there is more than one to choose from."""
+    marked = [list(row.entries) for row in rows]
+    for column in columns:
+        values: dict[str, list[float]] = {}
+        for row in rows:
+            value = row.entries[column].value
+            if value is not None and math.isfinite(value):
+                values.setdefault(row.group, []).append(value)
+        for row, entries in zip(rows, marked, strict=True):
+            own = values.get(row.group, [])
+            if len(own) > 1 and entries[column].value == max(own):
+                entries[column] = replace(entries[column], best=True)
+    return [Row(row.group, tuple(entries)) for row, entries in zip(rows, marked, strict=True)]
 
 
 def to_markdown(table: Table) -> str:
@@ -99,7 +126,7 @@ def to_markdown(table: Table) -> str:
     head = [_markdown_escape(table.columns[i].title) for i in shown]
     rule = ["---:" if table.columns[i].align == "right" else ":---" for i in shown]
     if several:
-        head, rule = ["Model", *head], [":---", *rule]
+        head, rule = [_markdown_escape(table.group_title), *head], [":---", *rule]
     lines = [head, rule]
     for row in table.rows:
         texts = []
@@ -112,36 +139,6 @@ def to_markdown(table: Table) -> str:
     return f"## {_markdown_escape(table.title)}\n\n{body}\n\n{notes}\n"
 
 
-def to_latex(table: Table) -> str:
-    r"""A booktabs table; the document needs `\usepackage{booktabs}`."""
-    shown = table.shown()
-    aligns = "".join("r" if table.columns[i].align == "right" else "l" for i in shown)
-    head = [table.columns[i].latex or latex_escape(table.columns[i].title) for i in shown]
-    lines = [
-        r"\begin{table}[ht]",
-        r"  \centering",
-        r"  \small",
-        rf"  \caption{{{latex_escape(table.title)}. {latex_escape(' '.join(table.notes))}}}",
-        rf"  \begin{{tabular}}{{{aligns}}}",
-        r"    \toprule",
-        f"    {' & '.join(head)} \\\\",
-    ]
-    previous = Row("", ())
-    for row in table.rows:
-        if row.group != previous.group or not previous.entries:
-            lines.append(r"    \midrule")
-            if len(table.groups) > 1:
-                heading = rf"\multicolumn{{{len(shown)}}}{{c}}{{\textbf{{{latex_escape(row.group)}}}}} \\"
-                lines += [f"    {heading}", r"    \midrule"]
-        texts = [_latex_entry(table.columns[i], row.entries[i]) for i in shown]
-        if previous.entries and previous.group == row.group and previous.entries[shown[0]] == row.entries[shown[0]]:
-            texts[0] = ""  # the objective is named once, as in the paper's tables
-        lines.append(f"    {' & '.join(texts)} \\\\")
-        previous = row
-    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
-    return "\n".join(lines) + "\n"
-
-
 def to_csv(table: Table) -> str:
     """Plain numbers, unrounded to six digits, the spread in a column of its own; words where there is no number."""
     out = io.StringIO()
@@ -149,7 +146,7 @@ def to_csv(table: Table) -> str:
     header = []
     for column in table.columns:
         header += [column.key, f"{column.key}_{table.spread_name}"] if column.spread else [column.key]
-    writer.writerow(["model", *header])
+    writer.writerow([table.group_title.lower(), *header])
     for row in table.rows:
         fields = [row.group]
         for column, entry in zip(table.columns, row.entries, strict=True):
@@ -183,7 +180,7 @@ def _draw(table: Table, shown: list[int]) -> "RichTable":
     several = len(table.groups) > 1
     drawn = RichTable(title=Text(table.title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     if several:
-        drawn.add_column(Text("Model"), no_wrap=True)
+        drawn.add_column(Text(table.group_title), no_wrap=True)
     for i in shown:
         drawn.add_column(
             Text(table.columns[i].title.replace(" (", "\n(")), justify=table.columns[i].align, no_wrap=True
@@ -220,31 +217,3 @@ def _plain(value: float) -> str:
 
 def _markdown_escape(text: str) -> str:
     return re.sub(r"([\\|<>*`\[\]])", r"\\\1", " ".join(text.split()))
-
-
-_LATEX: dict[str, str] = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "Δ": r"$\Delta$", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$", "×": r"$\times$", "…": r"\ldots{}",
-}  # fmt: skip
-
-
-def latex_escape(text: str) -> str:
-    """Text that LaTeX prints as it stands; the signs our tables use become their commands."""
-    parts = re.split(r"(Δz_[wl]\b)", " ".join(text.split()))
-    symbols = {"Δz_w": r"$\Delta z_w$", "Δz_l": r"$\Delta z_l$"}
-    return "".join(symbols.get(part) or "".join(_LATEX.get(sign, sign) for sign in part) for part in parts)
-
-
-def _latex_entry(column: Column, entry: Entry) -> str:
-    if entry.value is None or not math.isfinite(entry.value):
-        text = latex_escape(entry_text(column, entry))
-    else:
-        text = "$" + entry_text(column, entry, r" \pm ") + "$"
-    if not entry.best:
-        return text
-    return rf"$\mathbf{{{text[1:-1]}}}$" if text.startswith("$") else rf"\textbf{{{text}}}"
-
-
-#: The renderers that write files, by the file's suffix.
-RENDERERS: dict[str, Callable[[Table], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}

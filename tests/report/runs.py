@@ -107,6 +107,20 @@ def write_evaluation(run: RunDir, cell: Cell) -> None:
     run.evaluation.write_text(json.dumps({"rows": rows}))
 
 
+def add_benchmarks(run: RunDir, scores: Mapping[str, float | None], stderr: float = 0.01, **protocol: Any) -> None:
+    """Benchmark rows as the evaluation writes them; None is a degenerate model."""
+    content = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else {"rows": []}
+    for name, value in scores.items():
+        benchmark, _, metric = name.partition("/")
+        row = {"benchmark": benchmark, "metric": metric, "value": value, "n": 1172, "status": "ok",
+               "stderr": None if value is None else stderr, "stderr_kind": "pooled", "stderr_pooled": stderr,
+               "task_version": "1.0", "shots": 25, "chat_template": False, "harness": "0.4.13"} | protocol  # fmt: skip
+        if value is None:
+            row |= {"status": "degenerate", "reason": "every answer is the first choice", "observed": 0.227}
+        content["rows"].append(row)
+    run.evaluation.write_text(json.dumps(content))
+
+
 def write_dynamics(run: RunDir, cell: Cell, steps: int, parts: int = 2) -> None:
     columns = dynamics(cell, steps)
     run.dynamics.mkdir(parents=True, exist_ok=True)
@@ -130,7 +144,8 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
     rho[7::50] = -0.05  # the band is unbounded here
     half = np.where(rho <= 0, np.inf, -np.log(np.maximum(rho, 1e-9)))
     centre = -0.15 + 0.5 * progress + rng.normal(0, 0.08, steps)
-    own = OUTCOMES[config.objective.name, False][3]  # the objective's ratio is the same before RC
+    plain = config.model_copy(update={"calibration": config.calibration.model_copy(update={"enabled": False})})
+    own = _outcome(Cell("", plain, ()))[3]  # the objective's ratio is the same before RC
     log_r_base = centre + own * (0.4 + grown) + rng.normal(0, 0.12, steps)
     log_r = centre + rng.normal(0, 0.05, steps) if config.calibration.enabled else log_r_base
     slack = half - np.abs(log_r - centre)
@@ -168,4 +183,5 @@ def _realised(probe_w: np.ndarray, probe_l: np.ndarray) -> list[str]:
 
 
 def _outcome(cell: Cell) -> tuple[float, float, float, float]:
-    return OUTCOMES[cell.config.objective.name, cell.config.calibration.enabled]
+    name = cell.config.objective.name
+    return OUTCOMES[name if (name, True) in OUTCOMES else "dpo", cell.config.calibration.enabled]

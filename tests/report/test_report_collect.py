@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import runs
 
-from rcray.aggregate.collect import _agreement, collect
+from rcray.aggregate.collect import collect
 from rcray.aggregate.groups import compare, difference
+from rcray.aggregate.summary import intervals
 from rcray.config import Experiment
 from rcray.store import Store
 from rcray.sweep.grid import expand
@@ -73,12 +74,10 @@ def test_agreement_compares_the_majority_of_each_interval():
     # Looks before the updates of rows 0 and 3, and after that of the last row.
     predicted = ["iii", "i", "iii", "ii", "iii", "ii"]
     realised = ["", "", "", "iii", "", "i"]
-    assert _agreement(predicted, realised, 3, finished=True) == (0.5, 2)
-    assert _agreement(["i", "iii", "ii"], ["", "", "iii"], 2, finished=False) == (1.0, 1)  # a tie: the later step
-    assert _agreement(["i", "i", "iii"], ["", "", "iii"], 2, finished=True) == (1.0, 1)  # due twice: only the last
-    share, intervals = _agreement(["iii"], [""], 10, finished=True)
-    assert math.isnan(share)
-    assert intervals == 0
+    assert intervals(predicted, realised, 3, finished=True) == [("iii", "iii"), ("ii", "i")]
+    assert intervals(["i", "iii", "ii"], ["", "", "iii"], 2, finished=False) == [("iii", "iii")]  # a tie: the later
+    assert intervals(["i", "i", "iii"], ["", "", "iii"], 2, finished=True) == [("iii", "iii")]  # due twice: the last
+    assert intervals(["iii"], [""], 10, finished=True) == []
 
 
 def test_variants_of_rc_share_one_row_without_it(store):

@@ -1,18 +1,25 @@
 import math
+import os
 import re
+import subprocess
+import sys
 import warnings
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 import runs
 
 from rcray.aggregate.collect import collect
+from rcray.aggregate.figures import draw_all
 from rcray.aggregate.findings import find, overall
 from rcray.aggregate.groups import compare
 from rcray.aggregate.report import build_report
 from rcray.store import Store
 
+HERE = Path(__file__).parent
+SUFFIXES = ("png", "svg", "pdf")
 HOSTILE = '<script>alert("x")</script> & 50%_of $\\alpha^2$ {~#}'
 
 
@@ -56,22 +63,49 @@ def test_everything_is_written(finished):
     store, _, _, report = finished
     folder = store.experiment("quickstart")
     assert report.html == folder / "report.html"
-    assert [path.name for path in report.tables] == ["results.md", "results.tex", "results.csv"]
-    names = ["pathway-plane", "dynamics-tiny-neox-dpo", "dynamics-tiny-neox-cpo", "dynamics-tiny-neox-dil-bce"]
-    assert [path.name for path in report.figures] == [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
+    tables = [
+        "results",
+        "runtime",
+        "pathways",
+        "pathway-agreement",
+        "pathway-confusion",
+        "coefficients",
+        "regimes",
+    ]
+    assert [path.name for path in report.tables] == [f"{name}.{s}" for name in tables for s in ("md", "tex", "csv")]
+    names = ["overview", "pathway-plane", "cosine-tiny-neox", "likelihoods-tiny-neox"]
+    names += [f"dynamics-tiny-neox-{name}" for name in ("dpo", "cpo", "dil-bce")]
+    assert [path.name for path in report.figures] == [
+        f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")
+    ]
     for path in (report.html, *report.tables, *report.figures):
-        assert path.stat().st_size > 500
+        assert path.stat().st_size > (100 if path.parent.name == "tables" else 500)
     assert not list(folder.rglob(".*"))  # no temporary file is left
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.figures if path.suffix == ".png")
 
 
-def test_equal_runs_give_equal_bytes(finished):
-    store, experiment, cells, report = finished
+def test_equal_runs_give_equal_bytes(store, tmp_path):
+    """Tables, page and every format of every figure, in a process of its own: hash seeds and dates must not show."""
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[2:4]
+    runs.write_runs(store, cells)
+    report = build_report(store, experiment, cells)
     paths = (report.html, *report.tables, *report.figures)
     before = [path.read_bytes() for path in paths]
-    assert build_report(store, experiment, cells).figures == report.figures
-    assert [path.read_bytes() for path in paths] == before
+    script = (
+        "import runs; from rcray.aggregate.report import build_report; from rcray.store import Store\n"
+        f"experiment = runs.quickstart(); cells = runs.cells_of(experiment)[2:4]\n"
+        f"build_report(Store.open({str(store.root)!r}), experiment, cells)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]), "PYTHONHASHSEED": "7"},
+        cwd=tmp_path,
+    )
+    assert [path.name for path in paths if path.read_bytes() != before[paths.index(path)]] == []
     assert b"<dc:date>" not in b"".join(before)
+    assert b"CreationDate" not in b"".join(before)
 
 
 def test_the_page_loads_nothing(finished):
@@ -82,7 +116,7 @@ def test_the_page_loads_nothing(finished):
     tags = _parse(page)
     assert not {"link", "iframe", "object", "embed"} & set(tags.seen)
     for link in tags.links:
-        assert link.startswith(("#", "data:image/svg+xml;base64,", "tables/", "figures/", "../../runs/")), link
+        assert link.startswith(("#", "data:image/svg+xml;base64,", "tables/", "figures/", "../../runs/")), link[:80]
 
 
 def test_relative_links_exist(finished):
@@ -104,7 +138,7 @@ def test_hostile_text_is_shown_not_run(store):
     cells = runs.cells_of(experiment)[:2]
     runs.write_runs(store, cells)
     runs.make(store, cells[1], "failed", error=HOSTILE, steps=30)
-    report = build_report(store, experiment, cells)
+    report = build_report(store, experiment, cells, figures=False)
     page = report.html.read_text()
     assert '<script>alert("x")' not in page
     assert page.count("<script>") == 1
@@ -124,7 +158,7 @@ def test_a_cell_without_a_result_is_a_word_everywhere(store, status):
     runs.make(store, cells[1], status, error="it broke", steps=30)
     # Even metrics that were written before it broke are not shown.
     runs.write_evaluation(store.run(cells[1].run_id), cells[1])
-    report = build_report(store, experiment, cells)
+    report = build_report(store, experiment, cells, figures=False)
     row = report.tables[0].read_text().splitlines()[5]
     assert row == "| DPO | w/ | " + " | ".join([status] * 9) + " |"
     fields = report.tables[2].read_text().splitlines()[2].split(",")
@@ -152,23 +186,24 @@ def test_figures_of_cells_no_longer_there_are_removed(store):
     experiment = runs.quickstart()
     cells = runs.cells_of(experiment)
     runs.write_runs(store, cells)
-    first = build_report(store, experiment, cells[:4])
+    old = store.experiment("quickstart") / "figures" / "dynamics-tiny-neox-cpo.svg"
+    old.parent.mkdir(parents=True)
+    old.write_text("of an earlier report")
     second = build_report(store, experiment, cells[:2])
-    assert set(second.figures) < set(first.figures)
+    assert not old.exists()
     assert sorted(second.figures) == sorted((store.experiment("quickstart") / "figures").iterdir())
 
 
-@pytest.mark.parametrize("steps", [1, 40])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("steps", "value"), [(1, math.nan), (40, math.inf)])
 def test_figures_of_strange_records(store, monkeypatch, steps, value):
-    """No finite ratio, an unbounded band throughout, no probe, a single step."""
+    """No finite ratio or cosine, an unbounded band throughout, no probe, a single step."""
     plain = runs.dynamics
 
     def strange(cell, count):
         columns = plain(cell, count)
         empty = np.full(count, np.nan)
         edges = {"band_lower": np.full(count, -value), "band_upper": np.full(count, value)}
-        ratios = {name: empty for name in ("log_r", "log_r_base", "log_r_star")} if math.isnan(value) else {}
+        ratios = {name: empty for name in ("log_r", "log_r_base", "log_r_star", "rho")} if math.isnan(value) else {}
         return columns | edges | ratios | {"probe_z_w": empty, "probe_z_l": empty, "pathway_realised": [""] * count}
 
     monkeypatch.setattr(runs, "dynamics", strange)
@@ -178,8 +213,9 @@ def test_figures_of_strange_records(store, monkeypatch, steps, value):
         runs.write_ok(store, cell, steps)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = build_report(store, experiment, cells)
-    assert [path.name for path in report.figures] == ["dynamics-tiny-neox-dpo.png", "dynamics-tiny-neox-dpo.svg"]
+        plots = list(draw_all(compare(collect(store, cells)), [], "nats"))
+    names = ["overview", "cosine-tiny-neox", "likelihoods-tiny-neox", "dynamics-tiny-neox-dpo"]
+    assert [plot.name for plot in plots] == names
 
 
 def test_findings_say_what_held_and_what_did_not(store):

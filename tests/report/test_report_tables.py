@@ -7,16 +7,15 @@ import pytest
 import runs
 
 from rcray.aggregate.collect import collect
+from rcray.aggregate.latex import latex_escape, to_latex
 from rcray.aggregate.results import results_table
 from rcray.aggregate.tables import (
     Column,
     Entry,
     Row,
     Table,
-    latex_escape,
     number,
     to_csv,
-    to_latex,
     to_markdown,
     to_rich,
 )

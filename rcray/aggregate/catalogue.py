@@ -1,0 +1,169 @@
+"""Every table of a report, in the order of the page: results, the paper's tables, ours beside published, dynamics."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rcray.aggregate.collect import CellResult
+from rcray.aggregate.comparison import Beside, beside_published
+from rcray.aggregate.dynamics_tables import agreement_table, confusion_table, head_full_table, pathways_table
+from rcray.aggregate.estimators import EstimatorPair
+from rcray.aggregate.groups import Comparison
+from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
+from rcray.aggregate.places import Places
+from rcray.aggregate.results import results_table
+from rcray.aggregate.runtime import runtime_of_published, runtime_of_runs
+from rcray.aggregate.scores import table_of_published, table_of_runs
+from rcray.aggregate.tables import Table
+from rcray.aggregate.win_rates import BENCHMARK as WIN_RATES
+from rcray.aggregate.win_rates import win_rates_of_published, win_rates_of_runs
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Tables under one heading of the page."""
+
+    title: str
+    anchor: str
+    intro: str
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All chapters, and what the comparison with the paper found."""
+
+    chapters: tuple[Chapter, ...]
+    beside: tuple[Beside, ...] = ()
+
+    @property
+    def tables(self) -> list[Table]:
+        """Every table."""
+        return [table for chapter in self.chapters for table in chapter.tables]
+
+
+def catalogue_of_runs(
+    title: str, results: Sequence[CellResult], comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair]
+) -> Catalogue:
+    """The tables that these runs fill."""
+    places = Places.of(results)
+    covered = [spec for spec in BENCHMARK_TABLES if places.covers(spec)]
+    specs = [*covered, *other_specs(results, places)]
+    beside = [found for spec in covered if (found := beside_published(spec, places))]
+    more = [table for table in (runtime_of_runs(comparisons), win_rates_of_runs(comparisons)) if table]
+    chapters = [
+        Chapter(
+            "Results",
+            "results",
+            "Held-out preference pairs and step records.",
+            (results_table(title, results, comparisons),),
+        ),
+        Chapter(
+            "Benchmarks, runtime and win rates",
+            "benchmarks",
+            "In the layout of the paper's tables; cells without a score say why.",
+            (*(table_of_runs(spec, places) for spec in specs), *more),
+        ),
+        Chapter(
+            "Ours beside published",
+            "published",
+            "Every score that the paper prints and these runs have.",
+            tuple(found.table for found in beside),
+        ),
+        Chapter(
+            "Band and pathways",
+            "dynamics",
+            "What the step records say of every cell.",
+            tuple(
+                table
+                for table in (
+                    pathways_table(comparisons),
+                    agreement_table(comparisons),
+                    confusion_table(results),
+                    head_full_table(pairs),
+                )
+                if table
+            ),
+        ),
+        _theory(),
+    ]
+    return Catalogue(tuple(chapter for chapter in chapters if chapter.tables), tuple(beside))
+
+
+def catalogue_of_published() -> Catalogue:
+    """The paper's own tables, from data alone."""
+    tables = (
+        *(table_of_published(spec) for spec in BENCHMARK_TABLES),
+        runtime_of_published(),
+        win_rates_of_published(),
+    )
+    intro = "Rebuilt from the numbers in the package; averages and differences are recomputed in the test suite."
+    return Catalogue((Chapter("The paper's tables", "results", intro, tables), _theory()))
+
+
+def _theory() -> Chapter:
+    from rcray.aggregate.theory import coefficients_table, regimes_table  # imports torch to check the formulas
+
+    intro = "Generated from the objective zoo and the band's code, and checked numerically while they were written."
+    return Chapter("Theory", "theory", intro, (coefficients_table(), regimes_table()))
+
+
+def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec]:
+    """The paper's layouts for models, data and objectives that it does not have, where benchmarks were measured."""
+    known = {
+        (row.place.model, row.place.data, row.place.objective)
+        for spec in BENCHMARK_TABLES
+        if spec.axis == "rc"
+        for row in spec.rows()
+    }
+    other: dict[tuple[str, str, str], list[CellResult]] = {}
+    for result in results:
+        config = result.cell.config
+        key = (config.model.name, config.data.name, config.objective.name)
+        if key not in known:
+            other.setdefault(key, []).append(result)
+    benchmarks = measured_benchmarks([result for group in other.values() for result in group])
+    if not benchmarks:
+        return []
+    base = replace(BENCHMARK_TABLES[0], benchmarks=benchmarks, delta=True, paper=False)
+    specs = [
+        replace(
+            base,
+            name="benchmarks",
+            title="Evaluation results on benchmarks, other models and objectives",
+            groups=tuple(dict.fromkeys((model, data) for model, data, _ in other)),
+            objectives=tuple(dict.fromkeys(objective for _, _, objective in other)),
+            epochs=(_fewest_epochs(other),),
+        )
+    ]
+    for (model, data, objective), group in other.items():
+        configs = [result.cell.config for result in group]
+        betas = tuple(sorted({c.calibration.ema_beta for c in configs if c.calibration.enabled}))
+        epochs = tuple(sorted({c.train.epochs for c in configs}))
+        one = replace(base, groups=((model, data),), objectives=(objective,), delta=False)
+        if len(betas) > 1:
+            title = f"Ablation of the EMA momentum, {objective} on {model}"
+            specs.append(replace(one, name=f"ema-{model}-{objective}", title=title, axis="ema", betas=betas))
+        if len(epochs) > 1:
+            title = f"Ablation of training epochs, {objective} on {model}"
+            specs.append(replace(one, name=f"epochs-{model}-{objective}", title=title, axis="epochs", epochs=epochs))
+    return [spec for spec in specs if any(places.settings(row.place) for row in spec.rows())]
+
+
+def measured_benchmarks(results: Sequence[CellResult]) -> tuple[str, ...]:
+    """Benchmarks that any finished run has: the paper's first, in its order; several metrics of one stand apart."""
+    names = dict.fromkeys(name for r in results if r.ok for name in r.metrics if "/" in name)
+    metrics: dict[str, list[str]] = {}
+    for name in names:
+        benchmark, _, metric = name.partition("/")
+        if benchmark != WIN_RATES:
+            metrics.setdefault(benchmark, []).append(metric)
+    ordered = [*(name for name in SIX if name in metrics), *(name for name in metrics if name not in SIX)]
+    return tuple(
+        name if len(metrics[name]) == 1 or name in SIX else f"{name}/{metric}"
+        for name in ordered
+        for metric in (metrics[name] if name not in SIX else metrics[name][:1])
+    )
+
+
+def _fewest_epochs(groups: dict[tuple[str, str, str], list[CellResult]]) -> int:
+    return min(result.cell.config.train.epochs for group in groups.values() for result in group)

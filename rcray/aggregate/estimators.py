@@ -1,0 +1,92 @@
+"""Two score estimators on the same training: in the columns of one run, or in two runs that differ in nothing else.
+
+Without RC the estimator does not touch training, so two such runs made the same steps and only recorded another band.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rcray.aggregate.collect import CellResult
+from rcray.aggregate.groups import setting_key
+from rcray.aggregate.summary import FULL, FULL_COLUMNS, HeadFull, head_full
+from rcray.config import RunConfig
+
+_COLUMNS = ("step", "log_r", *FULL_COLUMNS)
+
+
+@dataclass(frozen=True)
+class EstimatorPair:
+    """A training with a band of its output side and a band of all parameters."""
+
+    model: str
+    title: str
+    rc: str
+    head: CellResult
+    full: CellResult  # the same run, where it recorded both
+    agreement: HeadFull | None
+    word: str = ""  # why there is no agreement to print
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The one or two runs."""
+        return tuple(dict.fromkeys((self.head.cell.run_id, self.full.cell.run_id)))
+
+    @property
+    def inside(self) -> float:
+        """Share of steps inside the band of the output side."""
+        return self.head.summary.in_band if self.head.summary else float("nan")
+
+    def records(self) -> dict[str, np.ndarray]:
+        """Both bands at the steps that both have, the second with the suffix `_full`."""
+        if self.head is self.full:
+            return self.head.dynamics([*_COLUMNS, *(f"{name}{FULL}" for name in FULL_COLUMNS)])
+        return joined(self.head, self.full)
+
+
+def joined(head: CellResult, full: CellResult) -> dict[str, np.ndarray]:
+    """The records of two runs at their common steps."""
+    own, other = head.dynamics(_COLUMNS), full.dynamics(["step", *FULL_COLUMNS])
+    _, left, right = np.intersect1d(own["step"], other["step"], return_indices=True)
+    found = {name: values[left] for name, values in own.items()}
+    return found | {f"{name}{FULL}": other[name][right] for name in FULL_COLUMNS}
+
+
+def estimator_pairs(results: Sequence[CellResult]) -> list[EstimatorPair]:
+    """Every training that has both bands, in order of appearance."""
+    pairs = []
+    full_runs: dict[tuple[str, int], CellResult] = {}
+    for result in results:
+        if result.cell.config.calibration.scores == "full" and not result.cell.config.calibration.enabled:
+            full_runs[_without_scores(result.cell.config), result.seed] = result
+    for result in results:
+        config = result.cell.config
+        if result.summary and result.summary.head_full:
+            pairs.append(_pair(result, result, result.summary.head_full))
+        elif _asks_for_both(config):
+            pairs.append(_pair(result, result, None, "not recorded" if result.ok else result.status))
+        elif not config.calibration.enabled and config.calibration.scores != "full":
+            other = full_runs.get((_without_scores(config), result.seed))
+            if other is not None:
+                known = result.summary and other.summary
+                found = head_full(joined(result, other)) if known else None
+                words = [r.status for r in (result, other) if not r.ok] or ["not recorded"]
+                pairs.append(_pair(result, other, found, words[0]))
+    return pairs
+
+
+def _pair(head: CellResult, full: CellResult, found: HeadFull | None, word: str = "") -> EstimatorPair:
+    config = head.cell.config
+    rc = "w/" if config.calibration.enabled else "w/o"
+    return EstimatorPair(config.model.name, config.objective_title, rc, head, full, found, word)
+
+
+def _asks_for_both(config: RunConfig) -> bool:
+    given = config.calibration.scores
+    return not isinstance(given, str) and "full" in given
+
+
+def _without_scores(config: RunConfig) -> str:
+    calibration = config.calibration.model_copy(update={"scores": "full"})
+    return setting_key(config.model_copy(update={"calibration": calibration}))

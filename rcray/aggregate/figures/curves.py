@@ -1,0 +1,143 @@
+"""Objectives against each other on one model: the cosine of the scores, likelihoods and margins over steps."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rcray.aggregate.collect import CellResult
+from rcray.aggregate.figures.style import DASHED, GREY, Plot, finish, identity, nothing, running_median, style, thin
+from rcray.aggregate.groups import Comparison, Setting
+
+_SHOWN = 15  # curves of one panel: the whole zoo, and no more than a legend can tell apart
+
+_COSINE_CAPTION = (
+    "Cosine ρ of the winner's and the loser's score, running median. The band's width is 2|log ρ|: the larger ρ, the "
+    "narrower the band; at or below 0 it is unbounded. Left: without RC; right: with RC."
+)
+_LIKELIHOOD_CAPTION = (
+    "Change of the probe set's mean log-likelihoods since its first measurement, and the margin z_w − z_l of the same "
+    "pairs. Upper row: without RC, dashed and open; lower row: with RC, solid and filled. The margin may grow in every "
+    "way; only z_w kept and z_l lowered is pathway (iii)."
+)
+
+Curve = tuple[np.ndarray, np.ndarray]
+Rows = list[tuple[str, Setting]]
+
+
+def draw_cosines(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
+    """rho over steps, one curve per objective, without and with RC."""
+    sides = [_side(comparisons, with_rc) for with_rc in (False, True)]
+    if not any(sides):
+        return None
+    titles = _titles(comparisons)
+    with style():
+        figure = Figure(figsize=(11.5, 4.2), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        for axis, rows, title in zip(axes, sides, ("Without RC", "With RC"), strict=True):
+            _panel(axis, rows, titles, _cosine, title)
+            axis.set_xlabel("optimizer step")
+        axes[0].set_ylabel(r"cosine $\rho$ of the scores")
+        _legend(figure, titles)
+        return finish(figure, f"cosine-{model}", f"Cosine of the scores on {model}", _COSINE_CAPTION)
+
+
+def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -> Plot | None:
+    """z_w, z_l and the margin on the probe set, one curve per objective, without and with RC."""
+    sides = [_side(comparisons, with_rc) for with_rc in (False, True)]
+    if not any(sides):
+        return None
+    titles = _titles(comparisons)
+    kept = [side for side in sides if side]
+    with style():
+        figure = Figure(figsize=(13.6, 3.5 * len(kept)), layout="constrained")
+        axes = figure.subplots(len(kept), 3, squeeze=False)
+        for line, rows in zip(axes, kept, strict=True):
+            rc = "with RC" if rows[0][1].calibrated else "without RC"
+            panels = (("$z_w$", _change("probe_z_w")), ("$z_l$", _change("probe_z_l")), ("Margin $z_w - z_l$", _margin))
+            for axis, (title, read) in zip(line, panels, strict=True):
+                _panel(axis, rows, titles, read, f"{title}, {rc}", markers=True)
+                axis.set_xlabel("optimizer step")
+                axis.set_ylabel(f"margin ({unit})" if read is _margin else f"change since first probe ({unit})")
+                if read is not _margin:
+                    axis.axhline(0, color=GREY, linewidth=0.8)
+        _legend(figure, titles)
+        title = f"Likelihoods of the objectives on {model}"
+        return finish(figure, f"likelihoods-{model}", title, _LIKELIHOOD_CAPTION)
+
+
+def _titles(comparisons: Sequence[Comparison]) -> list[str]:
+    return list(dict.fromkeys(comparison.title for comparison in comparisons))[:_SHOWN]
+
+
+def _side(comparisons: Sequence[Comparison], with_rc: bool) -> Rows:
+    """The first setting of every objective on one side that recorded anything."""
+    rows = []
+    for comparison in comparisons[:_SHOWN]:
+        settings = comparison.with_rc if with_rc else filter(None, [comparison.without])
+        drawn = next((setting for setting in settings if setting.drawn() is not None), None)
+        if drawn is not None:
+            rows.append((comparison.title, drawn))
+    return rows
+
+
+def _panel(
+    axis: Axes,
+    rows: Rows,
+    titles: Sequence[str],
+    read: Callable[[CellResult], Curve],
+    title: str,
+    markers: bool = False,
+) -> None:
+    drawn = 0
+    for name, setting in rows:
+        result = setting.drawn()
+        if result is None:
+            continue
+        steps, values = read(result)  # one run's columns at a time
+        if len(steps) == 0:
+            continue
+        drawn += 1
+        colour, marker = identity(titles.index(name))
+        every = thin(steps)
+        axis.plot(steps[every], values[every], color=colour, linewidth=1.5,
+                  linestyle="-" if setting.calibrated else DASHED, marker=marker, markersize=4.5 if markers else 5,
+                  markevery=(titles.index(name), max(1, len(steps[every]) // 7)),
+                  markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip
+    if drawn:
+        axis.set_title(title, loc="left")
+    else:
+        nothing(axis, title, "no records" if not rows else "not measured")
+
+
+def _cosine(result: CellResult) -> Curve:
+    records = result.dynamics(["step", "rho"])
+    known = np.isfinite(records["rho"])
+    return records["step"][known], running_median(records["rho"][known])
+
+
+def _change(name: str) -> Callable[[CellResult], Curve]:
+    def read(result: CellResult) -> Curve:
+        records = result.dynamics(["step", name])
+        known = np.isfinite(records[name])
+        values = records[name][known]
+        return records["step"][known], values - values[0] if len(values) else values
+
+    return read
+
+
+def _margin(result: CellResult) -> Curve:
+    records = result.dynamics(["step", "probe_z_w", "probe_z_l"])
+    margin = records["probe_z_w"] - records["probe_z_l"]
+    known = np.isfinite(margin)
+    return records["step"][known], margin[known]
+
+
+def _legend(figure: Figure, titles: Sequence[str]) -> None:
+    handles = []
+    for i, title in enumerate(titles):
+        colour, marker = identity(i)
+        handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.5, label=title))
+    figure.legend(handles=handles, loc="outside right center")

@@ -1,0 +1,90 @@
+"""Four panels of dynamics: a comparison without and with RC, as in the paper, or one run alone."""
+
+from collections.abc import Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rcray.aggregate.collect import CellResult, likelihood_unit, read_run
+from rcray.aggregate.figures.panels import (
+    Drawn,
+    band_limits,
+    band_panel,
+    cosine_panel,
+    likelihood_panel,
+    margin_panel,
+    read,
+    shared_limits,
+)
+from rcray.aggregate.figures.style import Plot, finish, style
+from rcray.aggregate.groups import Comparison, Setting
+from rcray.config import RunConfig
+from rcray.store import RunDir
+from rcray.sweep.grid import Cell
+
+_BAND = (
+    "Shaded: the disentanglement band, log r* ± |log ρ|, inside which the update raises the winner and lowers the "
+    "loser; where ρ ≤ 0 it is unbounded and drawn to the edge. Log r is the incentive ratio of the update made. "
+    "Faint: every step; bold: running median. "
+)
+_PROBE = (
+    "Likelihoods are changes on the fixed probe set since its first measurement, before training; the margin z_w − z_l "
+    "is that of the same pairs. "
+)
+
+
+def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) -> Plot | None:
+    """Band without RC, band with RC, likelihoods, margin; `setting` is one with RC. None without any records."""
+    without = read(comparison.without.drawn() if comparison.without else None)
+    with_rc = read(setting.drawn() if setting else None)
+    if without is None and with_rc is None:
+        return None
+    variant = f" ({setting.variant})" if setting and setting.variant else ""
+    title = f"{comparison.title}{variant} on {comparison.model}"
+    with style():
+        figure = Figure(figsize=(13.6, 3.7), layout="constrained")
+        axes = figure.subplots(1, 4)
+        limits = shared_limits([band_limits(without), band_limits(with_rc)])
+        band_panel(axes[0], without, "Band without RC", limits[0])
+        band_panel(axes[1], with_rc, "Band with RC", limits[1])
+        likelihood_panel(axes[2], without, with_rc, unit)
+        margin_panel(axes[3], without, with_rc, unit)
+        _share_steps(axes, [run for run in (without, with_rc) if run])
+        seeds = sorted({run.result.seed for run in (without, with_rc) if run is not None})
+        caption = f"{_BAND}{_PROBE}Training seed {', '.join(map(str, seeds))}."
+        name = f"dynamics-{comparison.model}-{comparison.title}{variant}"
+        return finish(figure, name, title, caption)
+
+
+def run_figure(run: RunDir, config: RunConfig) -> Plot | None:
+    """One run's own four panels (band, cosine, likelihoods, margin), as SVG, PNG and PDF; None without records."""
+    return draw_run(read_run(run, Cell(run.run_id, config, ())))
+
+
+def draw_run(result: CellResult) -> Plot | None:
+    """The same from a collected result."""
+    drawn = read(result)
+    if drawn is None:
+        return None
+    config = result.cell.config
+    rc = "with RC" if config.calibration.enabled else "without RC"
+    without, with_rc = (None, drawn) if config.calibration.enabled else (drawn, None)
+    unit = likelihood_unit([result])
+    with style():
+        figure = Figure(figsize=(13.6, 3.7), layout="constrained")
+        axes = figure.subplots(1, 4)
+        band_panel(axes[0], drawn, f"Band {rc}", band_limits(drawn))
+        cosine_panel(axes[1], drawn)
+        likelihood_panel(axes[2], without, with_rc, unit)
+        margin_panel(axes[3], without, with_rc, unit)
+        _share_steps(axes, [drawn])
+        title = f"{result.cell.label}, seed {result.seed}"
+        caption = f"{_BAND}The cosine ρ of the two scores decides the band's width, 2|log ρ|. {_PROBE}"
+        return finish(figure, "dynamics", title, caption.strip())
+
+
+def _share_steps(axes: Iterable[Axes], runs: Sequence[Drawn]) -> None:
+    last = max(run.steps for run in runs)
+    for axis in axes:
+        axis.set_xlabel("optimizer step")
+        axis.set_xlim(-0.03 * last, 1.03 * last)

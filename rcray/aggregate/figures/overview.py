@@ -1,0 +1,85 @@
+"""The overview: every cell of every model in one grid, by what it did."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from rcray.aggregate.figures.style import GREY, Plot, finish, style
+from rcray.aggregate.groups import Comparison, Setting
+
+_CAPTION = (
+    "One box per model, objective and RC. Shade: share of steps inside the disentanglement band, light 0% to dark "
+    "100%, printed first. Below it the predicted pathway of most steps with its share; then what held-out pairs say: "
+    "accuracy, and the changes of z_w and z_l ({unit}). Hatched boxes have no result and say why. Means over seeds."
+)
+_MOST = 400  # boxes that a page can show
+#: Light to dark in one hue: the order survives in greyscale.
+_SHADES = LinearSegmentedColormap.from_list("share", ["#f4f8fb", "#9ecae1", "#08519c"])
+
+
+def draw_overview(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
+    """A column per model and RC, a row per objective; None where nothing is recorded, or far too much."""
+    models = list(dict.fromkeys(c.model for c in comparisons))
+    titles = list(dict.fromkeys(c.title for c in comparisons))
+    boxes: dict[tuple[int, int], Setting] = {}
+    columns: list[tuple[str, str]] = []
+    for model in models:
+        own = [c for c in comparisons if c.model == model]
+        names = list(dict.fromkeys(setting.rc for c in own for setting in c.settings))
+        columns += [(model, name) for name in sorted(names, key=lambda name: not name.startswith("w/o"))]  # stable
+        for comparison in own:
+            for setting in comparison.settings:
+                boxes[titles.index(comparison.title), columns.index((model, setting.rc))] = setting
+    if len(boxes) > _MOST or not any(s.summary(lambda summary: summary.in_band) for s in boxes.values()):
+        return None
+    with style():
+        figure = Figure(figsize=(2.2 + 1.75 * len(columns), 1.3 + 0.95 * len(titles)), layout="constrained")
+        axis = figure.subplots()
+        for (row, column), setting in boxes.items():
+            _box(axis, row, column, setting)
+        axis.set_xlim(0, len(columns))
+        axis.set_ylim(len(titles), 0)
+        axis.set_yticks([i + 0.5 for i in range(len(titles))], titles)
+        several = len(models) > 1
+        names = [f"{model}\n{rc} RC" if several else f"{rc} RC" for model, rc in columns]
+        axis.set_xticks([i + 0.5 for i in range(len(columns))], names)
+        axis.xaxis.tick_top()
+        axis.tick_params(length=0)
+        axis.grid(False)
+        for side in axis.spines.values():
+            side.set_visible(False)
+        wide = len(columns) > 5
+        return finish(figure, "overview", "Every cell at a glance", _CAPTION.format(unit=unit), wide=wide)
+
+
+def _box(axis: Axes, row: int, column: int, setting: Setting) -> None:
+    inside = setting.summary(lambda summary: summary.in_band)
+    place = (column + 0.03, row + 0.05)
+    if setting.word != "ok" or inside is None:
+        axis.add_patch(Rectangle(place, 0.94, 0.9, facecolor="white", edgecolor=GREY, hatch="///", linewidth=0.6))
+        word = setting.word if setting.word != "ok" else "no records"
+        axis.text(column + 0.5, row + 0.5, word, ha="center", va="center", fontsize=9,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 2})  # fmt: skip
+        return
+    axis.add_patch(Rectangle(place, 0.94, 0.9, facecolor=_SHADES(inside.value), edgecolor=GREY, linewidth=0.6))
+    ink = "white" if inside.value > 0.55 else "black"
+    shares = {
+        name: share.value
+        for name in ("i", "ii", "iii", "reversed", "undefined")
+        if (share := setting.summary(lambda summary, name=name: summary.pathways[name]))  # type: ignore[misc]
+    }
+    most = max(shares, key=lambda name: shares[name])
+    lines = [f"pathway {most}: {100 * shares[most]:.0f}%"]
+    accuracy = setting.metric("accuracy")
+    if accuracy:
+        lines.append(f"accuracy {100 * accuracy.value:.1f}%")
+    drifts = [setting.metric(name) for name in ("drift_w", "drift_l")]
+    if all(drifts):
+        w, l = (drift.value for drift in drifts if drift)  # noqa: E741  the paper's letter
+        lines.append(f"$z_w$ {w:+.2f}, $z_l$ {l:+.2f}")
+    axis.text(column + 0.5, row + 0.2, f"{100 * inside.value:.0f}%", ha="center", va="center", color=ink,
+              fontsize=11, fontweight="bold")  # fmt: skip
+    axis.text(column + 0.5, row + 0.62, "\n".join(lines), ha="center", va="center", color=ink, fontsize=7.5)

@@ -1,0 +1,124 @@
+"""What every figure shares: matplotlib's own defaults, colours, line styles, and bytes that depend on the data alone.
+
+Object-oriented matplotlib only (no pyplot, no global figure). Without RC is dashed and open, with RC solid and filled,
+everywhere; colours are Okabe and Ito's, and every distinction is also one of line style or marker, for colour-blind
+and greyscale readers.
+"""
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+BLACK, GREY = "#000000", "#6b6b6b"
+BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
+DASHED: Any = (0, (4, 2))
+
+_CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_MARKERS = "osD^vPX*<>"
+_DPI = 150
+_DRAWN_POINTS = 2000  # per curve: more only makes the files heavy
+
+_STYLE: dict[Any, Any] = {
+    "figure.constrained_layout.w_pad": 0.1,
+    "svg.hashsalt": "rcray",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 2.4,
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawn figure: its file name without suffix, and what to say below it."""
+
+    name: str
+    title: str
+    caption: str
+    svg: bytes
+    png: bytes
+    pdf: bytes
+    wide: bool = True  # takes the whole width of a page
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Content by suffix."""
+        return {"png": self.png, "svg": self.svg, "pdf": self.pdf}
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Our settings on top of matplotlib's defaults, whatever the user's are; the user's come back afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = True) -> Plot:
+    """The figure in its three formats; no dates, no random ids."""
+    FigureCanvasAgg(figure)
+    svg, png, pdf = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    figure.set_layout_engine("none")  # solved above; the next two keep it, and equal places
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": "rcray"})
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": "rcray", "Producer": None})
+    return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), pdf.getvalue(), wide)
+
+
+def identity(index: int) -> tuple[str, str]:
+    """Colour and marker of the n-th of several things; 70 differ."""
+    return _CYCLE[index % len(_CYCLE)], _MARKERS[index % len(_MARKERS)]
+
+
+def running_median(values: np.ndarray) -> np.ndarray:
+    """Median over a window of about a twentieth of the run, at least 5 steps; NaN is left out."""
+    window = max(5, len(values) // 20) | 1
+    if len(values) < window:
+        return values
+    padded = np.pad(values.astype(float), window // 2, constant_values=np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # windows without one number stay NaN
+        return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
+
+
+def thin(steps: np.ndarray) -> slice:
+    """Every n-th point, so that a curve of any length stays a small drawing."""
+    return slice(None, None, -(-len(steps) // _DRAWN_POINTS) or 1)
+
+
+def nothing(axis: Axes, title: str, words: str) -> None:
+    """An empty panel that says why it is empty."""
+    axis.set_title(title, loc="left")
+    axis.text(0.5, 0.5, words, transform=axis.transAxes, ha="center", va="center", color=GREY)
+
+
+def legend_below(axis: Axes) -> None:
+    """Below the axis label: inside, it would lie on a curve sooner or later."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        axis.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.46, -0.2), ncols=2, columnspacing=1.2)
+
+
+def slug(text: str) -> str:
+    """A file name of a title."""
+    return re.sub(r"[^a-z0-9.=]+", "-", text.lower()).strip("-.")

@@ -1,0 +1,86 @@
+"""Rows that are not of one kind: told apart by footnotes, never merged silently.
+
+Rows of one table may differ in their fidelity preset, likelihood, data or score estimator; one benchmark may have been
+run with different task versions, shots or templates. The rarer kind gets a letter, and a note says what it is.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rcray.aggregate.groups import Setting
+
+#: How the fields of a metric row are called in a note.
+_PROTOCOL_WORDS = {
+    "task_version": "task version", "shots": "shots", "chat_template": "chat template", "harness": "lm-eval",
+    "limit": "documents per task", "filter": "answer filter", "aggregate": "aggregate", "stderr_kind": "standard error",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Letters by row, letters by row and benchmark, and what they mean."""
+
+    rows: Mapping[int, str]
+    cells: Mapping[tuple[int, str], str]
+    notes: tuple[str, ...]
+
+
+def mark(settings: Sequence[Setting | None], groups: Sequence[str], metrics: Sequence[str]) -> Marked:
+    """Finds what differs; `groups` parts the rows whose data may differ by design, `metrics` are the columns."""
+    letters = _Letters()
+    rows: dict[int, str] = {}
+    known = {i: setting for i, setting in enumerate(settings) if setting is not None}
+    for name, read, apart in (
+        ("fidelity preset", lambda s: s.config.fidelity, False),
+        ("likelihood", lambda s: f"{s.config.likelihood} over tokens", False),
+        ("data", _data, True),
+    ):
+        for part in sorted(set(groups), key=groups.index) if apart else [None]:
+            values = {i: read(s) for i, s in known.items() if part is None or groups[i] == part}
+            for i, letter in letters.give(name, values).items():
+                rows[i] = rows.get(i, "") + letter
+    cells: dict[tuple[int, str], str] = {}
+    for metric in metrics:
+        found = {i: _protocol(s, metric) for i, s in known.items() if s.measured(metric)}
+        for i, letter in letters.give(metric.partition("/")[0], found).items():
+            cells[i, metric] = letter
+    return Marked(rows, cells, tuple(letters.notes))
+
+
+class _Letters:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def give(self, name: str, values: Mapping[int, str]) -> dict[int, str]:
+        """A letter for every row that is not of the commonest kind; of two equally common ones, the first stays."""
+        counts = Counter(values.values())
+        if len(counts) < 2:
+            return {}
+        usual = counts.most_common(1)[0][0]
+        given: dict[str, str] = {}
+        for value in values.values():
+            if value != usual and value not in given:
+                given[value] = _letter(len(self.notes))
+                self.notes.append(f"[{given[value]}] {name}: {value}; rows without this mark: {usual}.")
+        return {i: given[value] for i, value in values.items() if value in given}
+
+
+def _letter(index: int) -> str:
+    return chr(ord("a") + index) if index < 26 else f"{_letter(index // 26 - 1)}{_letter(index % 26)}"
+
+
+def _data(setting: Setting) -> str:
+    content: dict[str, Any] = setting.config.data.content()
+    name = content.pop("name")
+    fields = [f"{key} {value}" for key, value in sorted(content.items()) if not isinstance(value, dict)]
+    return f"{name} ({', '.join(fields)})"
+
+
+def _protocol(setting: Setting, metric: str) -> str:
+    kinds = {m.protocol for m in setting.measured(metric).values()}
+    return " or ".join(
+        ", ".join(f"{_PROTOCOL_WORDS.get(key, key)} {value}" for key, value in kind) or "protocol not recorded"
+        for kind in sorted(kinds)
+    )

@@ -1,0 +1,80 @@
+"""AlpacaEval: how often a judge prefers the answers of a model trained with RC to those of the same without it."""
+
+from collections.abc import Sequence
+
+from rcray.aggregate import published
+from rcray.aggregate.groups import Comparison
+from rcray.aggregate.paper import MODEL_TITLES, objective_title
+from rcray.aggregate.tables import Column, Entry, Row, Table
+
+BENCHMARK = "alpaca_eval"
+_PUBLISHED_NOTE = (
+    "Published: 805 instructions, one call a pair with the calibrated answer always second, ties and failures 0.5, no "
+    "length control; the opponent is the same objective without RC."
+)
+_METRICS = (("win_rate", "Win rate"), ("lc_win_rate", "Length-controlled"))
+
+
+def win_rates_of_published() -> Table:
+    """What the text of the paper says."""
+    rows = [
+        Row(
+            MODEL_TITLES[rate.model],
+            (Entry(objective_title(rate.objective)), Entry(rate.judge), Entry(value=rate.percent)),
+        )
+        for rate in published.win_rates()
+    ]
+    columns = (
+        Column("method", "Method", align="left"),
+        Column("judge", "Judge", align="left"),
+        Column("win_rate", "Win rate (%)", "with RC against without", digits=2),
+    )
+    return Table(
+        "AlpacaEval win rates, with RC against without (published)",
+        (_PUBLISHED_NOTE,),
+        columns,
+        tuple(rows),
+        name="alpaca-eval",
+    )
+
+
+def win_rates_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
+    """The same from evaluated runs, beside what is published; None where no run was judged."""
+    rows = []
+    known = {(rate.model, rate.objective): rate for rate in reversed(published.win_rates())}
+    for comparison in comparisons:
+        for setting in comparison.with_rc:
+            names = {name for r in setting.finished for name in r.metrics if name.partition("/")[0] == BENCHMARK}
+            if not names:
+                continue
+            entries = [Entry(f"{comparison.title} ({setting.variant})" if setting.variant else comparison.title)]
+            for metric, _ in _METRICS:
+                name = f"{BENCHMARK}/{metric}"
+                value = setting.metric(name)
+                if value is None:
+                    entries.append(Entry(setting.problem(name), tone="status", runs=setting.run_ids))
+                    continue
+                spread = value.shown_spread(len(setting.results) > 1)
+                entries.append(
+                    Entry(
+                        value=100 * value.value,
+                        spread=None if spread is None else 100 * spread,
+                        tip="; ".join(dict.fromkeys(m.note for m in setting.measured(name).values() if m.note)),
+                        runs=setting.run_ids,
+                    )
+                )
+            rate = known.get((comparison.model, setting.config.objective.name))
+            if rate is None:
+                entries.append(Entry("–", tone="absent"))
+            else:
+                entries.append(Entry(value=rate.percent, tip=f"judge: {rate.judge}"))
+            rows.append(Row(MODEL_TITLES.get(comparison.model, comparison.model), tuple(entries)))
+    if not rows:
+        return None
+    columns = (
+        Column("method", "Method", align="left"),
+        *(Column(key, f"{title} (%)", "with RC against without", digits=2, spread=True) for key, title in _METRICS),
+        Column("published", "Published (%)", "raw win rate; judge DeepSeek V3.2", digits=2),
+    )
+    notes = ("Share of judged pairs won by the model with RC against the same objective without it.", _PUBLISHED_NOTE)
+    return Table("AlpacaEval win rates, with RC against without", notes, columns, tuple(rows), name="alpaca-eval")

@@ -1,0 +1,117 @@
+"""Two estimators on one training, and runs fetched from MLflow."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import runs
+
+from rcray.aggregate.collect import collect
+from rcray.aggregate.dynamics_tables import head_full_table
+from rcray.aggregate.estimators import estimator_pairs
+from rcray.aggregate.figures import draw_head_full
+from rcray.aggregate.mlflow_source import fetch_runs
+from rcray.aggregate.tables import entry_text
+from rcray.config import Experiment
+from rcray.errors import StoreError
+from rcray.store import Store
+from rcray.sweep.grid import expand
+from rcray.train.dynamics import read_dynamics
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.open(tmp_path / "store")
+
+
+def add_full(run, shift):
+    """A second estimator's columns: the band moved by `shift` nats."""
+    for path in sorted(run.dynamics.glob("*.parquet")):
+        table = pq.read_table(path)
+        for name in ("log_r_star", "band_lower", "band_upper"):
+            table = table.append_column(f"{name}_full", pa.array(table[name].to_numpy() + shift))
+        inside = np.abs(table["log_r"].to_numpy() - table["log_r_star_full"].to_numpy())
+        half = (table["band_upper"].to_numpy() - table["band_lower"].to_numpy()) / 2
+        table = table.append_column("in_band_full", pa.array(inside <= half))
+        table = table.append_column("rho_full", pa.array(table["rho"].to_numpy() * 0.9))
+        pq.write_table(table, path)
+
+
+def test_both_estimators_in_one_run(store):
+    cells = runs.cells_of(runs.quickstart())
+    runs.write_runs(store, cells[:2])
+    add_full(store.run(cells[0].run_id), 0.25)
+    results = collect(store, cells[:2])
+    (pair,) = estimator_pairs(results)
+    found = pair.agreement
+    assert found.steps == 200
+    assert found.centre_gap == pytest.approx(0.25)
+    assert found.width_gap == pytest.approx(0.0, abs=1e-12)
+    assert found.rho_correlation == pytest.approx(1.0)
+    records = pair.records()
+    assert found.same_side == np.mean(records["in_band"] == records["in_band_full"])
+    assert 0 < found.same_side < 1
+    table = head_full_table([pair])
+    texts = [entry_text(column, entry) for column, entry in zip(table.columns, table.rows[0].entries, strict=True)]
+    assert texts[:2] == ["DPO", "w/o"]
+    assert texts[5:] == ["0.250", "0.000", "1.000", "200"]
+    assert draw_head_full(pair).name == "head-full-tiny-neox-dpo-without-rc-seed42"
+
+
+def test_the_same_training_with_two_estimators(store):
+    """Two runs without RC that differ in `calibration.scores` alone; with RC they would be two trainings."""
+    experiment = Experiment(
+        name="scores",
+        run=runs.quickstart().run | {"objective": "dpo"},
+        grid={"calibration.scores": ["head", "full"], "calibration.enabled": [False, True]},
+    )
+    cells = expand(experiment)
+    runs.write_runs(store, cells)
+    (pair,) = estimator_pairs(collect(store, cells))
+    assert (pair.rc, pair.head.cell.config.calibration.scores, pair.full.cell.config.calibration.scores) == (
+        "w/o",
+        "head",
+        "full",
+    )
+    assert pair.agreement.same_side == 1.0
+    assert pair.agreement.centre_gap == 0.0
+    runs.make(store, cells[2], "failed", error="it broke")
+    (store.run(cells[2].run_id).dynamics / "part-00000001-00000100.parquet").unlink()
+    (store.run(cells[2].run_id).dynamics / "part-00000101-00000200.parquet").unlink()
+    (pair,) = estimator_pairs(collect(store, cells))
+    assert (pair.agreement, pair.word) == (None, "failed")
+    assert draw_head_full(pair) is None
+    assert "failed" in {entry.words for entry in head_full_table([pair]).rows[0].entries}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["in parts", "in one piece"])
+def test_runs_come_back_from_mlflow(store, tmp_path, whole):
+    """The files that a sweep delivers are enough for the same results; of two runs of a cell, the finished one."""
+    from mlflow.tracking import MlflowClient
+
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    run = runs.write_ok(store, cells[0], steps=20)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri)
+    owner = client.create_experiment(experiment.name, (tmp_path / "artifacts").as_uri())
+    for state in ("FINISHED", "RUNNING"):
+        tags = {"rcray.kind": "cell", "rcray.run_id": cells[0].run_id}
+        there = client.create_run(owner, run_name=cells[0].label, tags=tags).info.run_id
+        if state == "FINISHED":
+            for path in (run.status, run.evaluation):
+                client.log_artifact(there, str(path))
+            if whole:
+                pq.write_table(read_dynamics(run.dynamics), tmp_path / "dynamics.parquet")
+                client.log_artifact(there, str(tmp_path / "dynamics.parquet"))
+            else:
+                client.log_artifacts(there, str(run.dynamics), "dynamics")
+            client.set_terminated(there, state)
+    for _ in range(2):  # a second fetch finds the files of the first
+        fetched = fetch_runs(uri, [experiment.name], cells, tmp_path / "fetched")
+        found, here = collect(fetched, cells), collect(store, cells)
+        assert [result.status for result in found] == ["ok", "pending"]
+        assert str(found[0].summary) == str(here[0].summary)
+        assert found[0].metrics == here[0].metrics
+    with pytest.raises(StoreError, match="has no experiment 'elsewhere'"):
+        fetch_runs(uri, ["elsewhere"], cells, tmp_path / "fetched")
