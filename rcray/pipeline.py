@@ -134,12 +134,7 @@ def delivery_of(order: Order, store: Store, *, live: bool) -> "Delivery":
 
 def draw_run(store: Store, cell: Cell) -> Mapping[str, bytes]:
     """The four-panel dynamics figure of one run, as PNG and SVG; empty for a run without records."""
-    from rcray.aggregate.collect import collect
-    from rcray.aggregate.figures import draw_all
-    from rcray.aggregate.groups import compare
-    from rcray.aggregate.results import nats
+    from rcray.aggregate.figures.dynamics import run_figure
 
-    results = collect(store, [cell])
-    plots = draw_all(compare(results), nats(results))
-    found = next((plot for plot in plots if plot.name.startswith("dynamics-")), None)
-    return {} if found is None else {"png": found.png, "svg": found.svg}
+    plot = run_figure(store.run(cell.run_id), cell.config)
+    return {} if plot is None else {"png": plot.png, "svg": plot.svg}

@@ -1,7 +1,7 @@
 """`--tiny`: the same experiment on the embedded models, scaled down to seconds on a CPU.
 
 Kept: objectives and their constants, calibration, likelihood, epochs, seeds, rates, method (QLoRA becomes LoRA: 4-bit
-arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, placement. Nothing about a
+arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, benchmarks, placement. Nothing about a
 model can be concluded from it; it proves that every cell of a file would run. `--set` wins over what is replaced here.
 """
 
@@ -21,13 +21,19 @@ STAND_INS: Mapping[str, str] = {
     "qwen2.5-7b": "tiny-qwen2",
 }
 PAIRS, HELD_OUT, BATCH, MICRO_BATCH, PROBE_PAIRS, PROBE_EVERY = 16, 8, 8, 4, 8, 2
+DOCUMENTS = 8  # of each benchmark
 
 
 def tiny_experiment(experiment: Experiment) -> Experiment:
     """The file under another name: its ledger and report must not replace those of the real one."""
-    return experiment.model_copy(
-        update={"name": f"{experiment.name[:58]}-tiny", "title": f"{experiment.title or experiment.name} (tiny)"}
-    )
+    update: dict[str, Any] = {
+        "name": f"{experiment.name[:58]}-tiny",
+        "title": f"{experiment.title or experiment.name} (tiny)",
+    }
+    if experiment.evaluation.benchmarks:  # the same stages, on tasks that need no hub
+        stand_ins = {"benchmarks": ("embedded",), "limit": DOCUMENTS}
+        update["evaluation"] = experiment.evaluation.model_copy(update=stand_ins)
+    return experiment.model_copy(update=update)
 
 
 def tiny_cells(cells: Sequence[Cell], overrides: Mapping[str, Any]) -> list[Cell]:
