@@ -84,17 +84,14 @@ def test_everything_is_written(finished):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.figures if path.suffix == ".png")
 
 
-def test_equal_runs_give_equal_bytes(store, tmp_path):
+def test_equal_runs_give_equal_bytes(finished, tmp_path):
     """Tables, page and every format of every figure, in a process of its own: hash seeds and dates must not show."""
-    experiment = runs.quickstart()
-    cells = runs.cells_of(experiment)[2:4]
-    runs.write_runs(store, cells)
-    report = build_report(store, experiment, cells)
+    store, _, _, report = finished
     paths = (report.html, *report.tables, *report.figures)
     before = [path.read_bytes() for path in paths]
     script = (
         "import runs; from rcray.aggregate.report import build_report; from rcray.store import Store\n"
-        f"experiment = runs.quickstart(); cells = runs.cells_of(experiment)[2:4]\n"
+        f"experiment = runs.quickstart(); cells = runs.cells_of(experiment)\n"
         f"build_report(Store.open({str(store.root)!r}), experiment, cells)"
     )
     subprocess.run(
@@ -182,16 +179,18 @@ def test_nothing_started_yet(store):
     _parse(page)
 
 
-def test_figures_of_cells_no_longer_there_are_removed(store):
+def test_files_of_cells_no_longer_there_are_removed(store):
     experiment = runs.quickstart()
-    cells = runs.cells_of(experiment)
+    cells = runs.cells_of(experiment)[:2]
     runs.write_runs(store, cells)
-    old = store.experiment("quickstart") / "figures" / "dynamics-tiny-neox-cpo.svg"
-    old.parent.mkdir(parents=True)
-    old.write_text("of an earlier report")
-    second = build_report(store, experiment, cells[:2])
-    assert not old.exists()
-    assert sorted(second.figures) == sorted((store.experiment("quickstart") / "figures").iterdir())
+    folder = store.experiment("quickstart")
+    stale = [folder / "figures" / "dynamics-tiny-neox-cpo.svg", folder / "tables" / "main.tex"]
+    for path in stale:
+        path.parent.mkdir(parents=True)
+        path.write_text("of an earlier report")
+    report = build_report(store, experiment, cells, figures=False)
+    assert not any(path.exists() for path in stale)
+    assert sorted(report.tables) == sorted((folder / "tables").iterdir())
 
 
 @pytest.mark.parametrize(("steps", "value"), [(1, math.nan), (40, math.inf)])
