@@ -1,8 +1,9 @@
 """`--tiny`: the same experiment on the embedded models, scaled down to seconds on a CPU.
 
 Kept: objectives and their constants, calibration, likelihood, epochs, seeds, rates, method (QLoRA becomes LoRA: 4-bit
-arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, benchmarks, placement. Nothing about a
-model can be concluded from it; it proves that every cell of a file would run. `--set` wins over what is replaced here.
+arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, benchmarks, placement. Nothing
+about a model can be concluded from it; it proves that every cell of a file would run. `--set` wins over what is
+replaced here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -28,6 +28,7 @@ def add_full(run, shift):
     """A second estimator's columns: the band moved by `shift` nats."""
     for path in sorted(run.dynamics.glob("*.parquet")):
         table = pq.read_table(path)
+        table = table.drop_columns([name for name in table.column_names if name.endswith("_full")])
         for name in ("log_r_star", "band_lower", "band_upper"):
             table = table.append_column(f"{name}_full", pa.array(table[name].to_numpy() + shift))
         inside = np.abs(table["log_r"].to_numpy() - table["log_r_star_full"].to_numpy())

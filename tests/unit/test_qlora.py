@@ -47,7 +47,7 @@ def trained(request, tmp_path_factory, model_cache):
     store.cache.symlink_to(model_cache)
     ended, publish = [], loop.publish_model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "publish_model", lambda loaded, target: (ended.append(loaded), publish(loaded, target)))
+        patch.setattr(loop, "publish_model", lambda loaded, *place: (ended.append(loaded), publish(loaded, *place)))
         assert launch(config, store)["status"] == "ok"
     return config, store, ended[0]
 
