@@ -171,7 +171,8 @@ def main() -> None:
         many, many_memory = peak(draw, experiment, store, long_runs)
         whole = long_runs * steps * 35 * 8 / 2**20
         print(
-            f"aggregation: {processor:.1f} s of processor time for {runs} runs, {memory:.0f} MB at most, {1024 * memory / runs:.0f} kB per run"
+            f"aggregation: {processor:.1f} s of processor time for {runs} runs, {memory:.0f} MB at most, "
+            f"{1024 * memory / runs:.0f} kB per run"
         )
         print(
             f"figures: {many} of {long_runs} runs x {steps} steps took {many_memory:.0f} MB more at the peak, {few} of "
