@@ -85,8 +85,19 @@ class Delivery:
         self._cursors: dict[str, Cursor] = {}
         self._environment: dict[str, Any] | None = None
 
-    def deliver(self, *, final: bool = False, patience: float = 5, on_cell: Callable[[], None] = lambda: None) -> None:
-        """One pass. `final`: nothing more will come, so ended cells are closed as they are.
+    def deliver(
+        self,
+        *,
+        final: bool = False,
+        patience: float = 5,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """One pass over the cells.
+
+        Args:
+            final: nothing more will come, so ended cells are closed as they are.
+            patience: seconds to wait for another process that delivers the same experiment.
+            stop: asked before each cell and after each batch; the rest is left to the next pass.
 
         Raises:
             TrackerUnavailableError: the tracker is away; what was sent until then is not sent again.
@@ -99,9 +110,11 @@ class Delivery:
                 self._forget()
             if not self._opened:
                 self._open()
-            for cell in self.plan.cells:
+            for cell in self._in_turn():
+                if stop():
+                    break
                 try:
-                    self._deliver(cell, final)
+                    self._deliver(cell, final, stop)
                     self.problems.pop(cell.run_id, None)
                 except TrackerUnavailableError:
                     # Whether the last call arrived is not known: ask before sending again.
@@ -112,7 +125,10 @@ class Delivery:
                     self._cursors.pop(cell.run_id, None)
                     self._runs.pop(cell.run_id, None)
                     self._note(cell, error)
-                on_cell()
+
+    def _in_turn(self) -> list[Cell]:
+        """The cells, those least advanced in delivery first: a pass that is cut short favours nobody."""
+        return sorted(self.plan.cells, key=lambda cell: self._cursors.get(cell.run_id, Cursor()).step)
 
     def _note(self, cell: Cell, error: Exception) -> None:
         text = redact(f"{cell.label}: {error}")
@@ -125,11 +141,16 @@ class Delivery:
         self._runs.clear()
         self._cursors.clear()
 
-    @property
-    def tracker(self) -> Tracker:
-        """The tracker, once it could be opened."""
+    def open(self) -> None:
+        """Opens the tracker, if it can be opened now; a pass does it too."""
         if self._tracker is None:
             self._tracker = self._open_tracker()
+
+    @property
+    def tracker(self) -> Tracker:
+        """The tracker, opened."""
+        self.open()
+        assert self._tracker is not None
         return self._tracker
 
     # -- runs found or made
@@ -194,7 +215,7 @@ class Delivery:
 
     # -- one cell
 
-    def _deliver(self, cell: Cell, final: bool) -> None:
+    def _deliver(self, cell: Cell, final: bool, stop: Callable[[], bool]) -> None:
         directory = self.store.run(cell.run_id)
         status = directory.read_status()
         word = self._word(directory, str(status.get("status", "pending")))
@@ -209,6 +230,8 @@ class Delivery:
             self.tracker.log_points(tracked.id, batch.points)
             self._cursors[cell.run_id] = batch.after
             self.sent.points += len(batch.points)
+            if stop():
+                return
         error = redact(str(status.get("error") or "")) if word in ENDED else ""
         told = {"rcray.status": word, **recorded_tags(directory)}
         if error or "rcray.error" in tracked.tags:

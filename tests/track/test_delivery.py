@@ -94,6 +94,22 @@ def test_long_runs_stay_within_the_limits(store, tracker):
     assert 120 * len(METRICS) / POINTS_PER_CALL < tracker.calls.count("log_points") < 10
 
 
+def test_a_pass_that_is_cut_short_is_continued_and_favours_nobody(store, tracker):
+    cells = [make_cell("dpo", steps=90), make_cell("cpo", steps=90)]
+    for cell in cells:
+        finish(store, cell)
+    delivery = delivery_to(tracker, store, cells, live=True)
+    lengths = []
+    for _ in range(12):
+        sent = tracker.calls.count("log_points")
+        delivery.deliver(stop=lambda sent=sent: tracker.calls.count("log_points") > sent)
+        found = [k for k in tracker.kept.values() if "rcray.run_id" in k.run.tags]
+        lengths.append(sorted(len(tracker.curve(k.run.id, "z_w")) for k in found))
+    assert max(b - a for a, b in (pair for pair in lengths if len(pair) == 2)) < 40
+    assert lengths[-1] == [90, 90]
+    assert all(kept(tracker, cell).run.state == "FINISHED" for cell in cells)
+
+
 def test_a_run_is_followed_and_only_what_a_checkpoint_vouches_for_is_sent(store, tracker):
     cell = make_cell(steps=20)
     delivery = delivery_to(tracker, store, [cell], live=True, awaits_evaluation=True)
