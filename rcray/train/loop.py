@@ -176,8 +176,12 @@ class Training:
             batches = [
                 collate(self.data.pairs, index) for index in schedule.micro_batches(step, self.rank, self.workers)
             ]
-            with self.profile.step() if self.profile else nullcontext():
-                row = optimizer_step(self.state, batches, step + 1)
+            try:
+                with self.profile.step() if self.profile else nullcontext():
+                    row = optimizer_step(self.state, batches, step + 1)
+            except DegenerateRunError:
+                self.recorder.flush()  # the way to the collapse; a resumed run would rewind it
+                raise
             tokens = int(self.state.reduce.sum(torch.tensor(sum(batch.tokens for batch in batches))))
             progress.step = step + 1
             progress.tokens += tokens

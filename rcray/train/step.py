@@ -119,7 +119,9 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
     with phase("clip"):
         norm = float(state.clip(state.parameters, state.clip_norm))
     if not math.isfinite(norm):
-        raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm})")
+        pairs = [int(i) for batch in batches for i in batch.index]
+        named = ", ".join(map(str, pairs[:8])) + (", …" if len(pairs) > 8 else "")
+        raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm}) on training pairs {named}")
     rate = state.optimizer.param_groups[0]["lr"]
     with phase("update"):
         state.optimizer.step()

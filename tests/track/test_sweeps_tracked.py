@@ -45,9 +45,15 @@ def steps_made(store, cells) -> int:
     return sum(store.run(cell.run_id).read_status().get("step", 0) for cell in cells)
 
 
-def test_four_cells_on_a_server_that_is_killed_and_restarted(store, tmp_path):
+@pytest.fixture
+def server(tmp_path):
+    running = MlflowServer(tmp_path / "server").start()
+    yield running
+    running.kill()
+
+
+def test_four_cells_on_a_server_that_is_killed_and_restarted(store, server, tmp_path):
     """One parent, four nested runs, every point once, every file; no secret anywhere, not even the URI's."""
-    server = MlflowServer(tmp_path / "server").start()
     uri = server.url.replace("http://", "http://somebody:topsecret@")
     file = write_experiment(tmp_path, "four", ["dpo", "cpo"])
     cells = expand(load_experiment(file))

@@ -203,3 +203,15 @@ def test_a_budget_of_tokens_is_the_same_training(store, tmp_path):
         assert run_id(config) == run_id(small_config(calibration={"enabled": True, "granularity": "step"}))
     for name in ("loss", "z_w", "rho", "log_alpha", "grad_norm"):
         assert (results["pairs"][name] - results["tokens"][name]).abs().max() < 1e-3, name
+
+
+def test_a_collapse_is_named_and_what_led_to_it_is_kept(store):
+    """The step, the pairs and the values in the error; records up to it; the last good checkpoint stays."""
+    config = small_config(train={"learning_rate": 1e4, "clip_norm": 1e30}, objective="cpo")
+    with pytest.raises(Exception, match=r"step \d+: (loss .* on training pair \d+|the gradient is not finite)"):
+        launch(config, store)
+    run = store.run(run_id(config))
+    status = run.read_status()
+    assert status["status"] == "degenerate" and "training pair" in status["error"]
+    failed_at = int(status["error"].split("step ")[1].split(":")[0])
+    assert len(records(store, config)) == failed_at - 1
