@@ -110,6 +110,31 @@ def test_two_workers_equal_one_process(store, tmp_path):
     assert rows[0]["pathway_predicted"].equals(rows[1]["pathway_predicted"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_sharded_group_equals_one_process(store, tmp_path, method):
+    """FSDP2 under Ray Train: the records and the saved model of a run inside one process."""
+    model = {"name": "tiny-neox", "method": method, "lora": {"r": 4, "alpha": 8}}
+    file = write_experiment(
+        tmp_path / "small.yaml", run={**SMALL, "model": model, "objective": "dpo", "calibration": True}
+    )
+    key = expand(load_experiment(file))[0].run_id
+    found = []
+    for settings in (("workers=2", "parallel=fsdp", "keep_best=true"), ("workers=0",)):
+        options = [part for setting in settings for part in ("--set", f"execution.{setting}")]
+        run([*RCRAY, "train", str(file), "--store", str(store.root), "--no-tracking", *options])
+        place = store.run(key)
+        weights = dict(load_trained(place.final, store.cache).model.named_parameters())
+        found.append((read_dynamics(place.dynamics).to_pandas(), weights))
+        assert place.best.exists() == ("keep_best=true" in settings)
+        place.path.rename(tmp_path / settings[0])
+    (sharded, weights_sharded), (whole, weights_whole) = found
+    for name in ("loss", "z_w", "rho", "log_r", "log_alpha", "grad_norm", "probe_z_w"):
+        assert (sharded[name] - whole[name]).abs().max() < 1e-3, name
+    assert weights_sharded.keys() == weights_whole.keys()
+    assert max((weights_sharded[n] - weights_whole[n]).abs().max() for n in weights_whole) < 1e-3
+
+
 def test_an_objective_of_ones_own_runs_through_the_quickstart_grid(store):
     """Named by its import path, and given nothing else: incentives, band and calibration are all there."""
     file = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
