@@ -10,6 +10,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from rcray.config import load_experiment
+from rcray.models.trained import load_trained
 from rcray.sweep.grid import expand
 from rcray.train.dynamics import read_dynamics
 from tests.ray.sweeping import RCRAY, environment, run, sweep_command, wait_for, write_experiment
