@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,6 +46,10 @@ def last_adapter_block(model: Any) -> AdapterBlock | None:
     return AdapterBlock(model.get_submodule(prefix), layers, number == len(siblings) - 1)
 
 
+#: Bytes a factor's gradients of single rows may take; beyond it they are summed anew for every question.
+ROWS_BYTES = 64 * 2**20
+
+
 @dataclass
 class Flow:
     """What went into an adapter factor, and the gradient that came back to its output."""
@@ -55,13 +60,24 @@ class Flow:
 
     def weight_gradient(self, rows: slice, scale: Tensor | None = None) -> Tensor:
         """Gradient of the weight from these rows, [outputs, inputs], each row times its scale."""
+        weight = self.layer.weight
         if self.gradient is None:  # nothing above it depends on this factor
-            return torch.zeros_like(self.layer.weight)
+            return torch.zeros_like(weight)
+        if len(self.gradient) * weight.numel() * self.gradient.element_size() <= ROWS_BYTES:
+            single = self._of_rows[rows]
+            total = single.sum(0) if scale is None else torch.tensordot(scale[rows].to(single.dtype), single, 1)
+            return total.to(weight.dtype)
         gradient, inputs = self.gradient[rows], self.inputs[rows].to(self.gradient.dtype)
         if scale is not None:
             gradient = gradient * scale[rows, None, None].to(gradient.dtype)
         product = gradient.reshape(-1, gradient.shape[-1]).T @ inputs.reshape(-1, inputs.shape[-1])
-        return product.to(self.layer.weight.dtype)
+        return product.to(weight.dtype)
+
+    @cached_property
+    def _of_rows(self) -> Tensor:
+        """The gradient of each row, [rows, outputs, inputs]: both sides and the scaled sum are read off it."""
+        assert self.gradient is not None
+        return torch.bmm(self.gradient.transpose(1, 2), self.inputs.to(self.gradient.dtype))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def answer_hidden(model: Any, layout: Layout) -> Tensor:
         inputs |= {"attention_mask": layout.mask(), "position_ids": layout.positions}
     hidden = body_of(model)(**inputs).last_hidden_state
     above = plain_rows(layout) if layout.packed and hidden.shape[0] != layout.ids.shape[0] else layout
-    return hidden.reshape(-1, hidden.shape[-1])[above.predicts]
+    return hidden.reshape(-1, hidden.shape[-1]).index_select(0, above.predicts)  # its backward adds, [] would scatter
 
 
 def answer_logps(
@@ -52,13 +52,15 @@ def unfolding(block: nn.Module, layout: Layout) -> Iterator[None]:
     assert layout.unpacked is not None
     pairs, width, columns = layout.pairs, layout.ids.shape[1], layout.unpacked
     row = torch.arange(pairs, device=columns.device).repeat(2)[:, None]
+    place = (row * width + columns).flatten()
 
     def unfold(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(unfold(part) for part in value)
         if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != width:
             return value
-        return value[row, columns] if value.shape[0] == pairs else value.expand(pairs, *value.shape[1:])[row, columns]
+        flat = value.expand(pairs, *value.shape[1:]).reshape(pairs * width, *value.shape[2:])
+        return flat.index_select(0, place).view(*columns.shape, *value.shape[2:])
 
     def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         kwargs = {name: None if name == "attention_mask" else unfold(value) for name, value in kwargs.items()}
