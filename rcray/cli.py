@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from rcray import __version__
-from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError, printable
 from rcray.evaluate.arena.cli import app as arena
 from rcray.secrets import redact, redact_logs
 from rcray.store import DEFAULT_STORE, Store
@@ -59,7 +59,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except RcrayError as error:
-        typer.echo(redact(f"error: {error}"), err=True)
+        typer.echo(printable(redact(f"error: {error}")), err=True)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == EXIT_INTERRUPTED:  # typer makes this of Ctrl-C, without a word

@@ -62,6 +62,11 @@ class DegenerateRunError(RcrayError):
     """Training met a non-finite value; the run has no score from here on."""
 
 
+def printable(text: str) -> str:
+    """The text without control characters: a name in a file must not be able to steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'? (known: ...)` for an unknown name."""
     options = sorted(known)
