@@ -459,6 +459,7 @@ def report(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="directory of the report", show_default=False)] = None,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="tables and page only")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
     experiments = [_cells(file, set_) for file in files or ()]
@@ -468,6 +469,9 @@ def report(
     from rcray.aggregate.tables import to_rich
 
     built = run_report(Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures))
+    if json_:
+        typer.echo(json.dumps(built.paths(), indent=2))
+        return
     console = Console()
     console.print(to_rich(built.table, console.width))
     typer.echo(f"{len(built.tables) // 3} tables, {len(built.figures) // 3} figures in {built.html.parent}")

@@ -72,4 +72,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     options = sorted(known)
     close = get_close_matches(str(name), options, n=1, cutoff=0.5)
     guess = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{guess} (known: {', '.join(options)})"
+    return f"{guess} (known: {', '.join(options)})" if options else ""
