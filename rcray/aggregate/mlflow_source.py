@@ -75,7 +75,9 @@ def _download(client: "MlflowClient", mlflow_run: str, run: RunDir) -> None:
         elif entry.path == _PARTS:  # one by one: the names are the server's, and only our own kind is taken
             for part in client.list_artifacts(mlflow_run, _PARTS):
                 if _PART.fullmatch(part.path):
-                    client.download_artifacts(mlflow_run, part.path, str(run.path))
+                    run.dynamics.mkdir(exist_ok=True)
+                    fetched = Path(client.download_artifacts(mlflow_run, part.path, str(run.path)))
+                    fetched.rename(run.dynamics / Path(part.path).name)
         elif entry.path == _WHOLE:
             whole = Path(client.download_artifacts(mlflow_run, entry.path, str(run.path)))
             steps = pq.read_table(whole, columns=["step"])["step"].to_pylist()

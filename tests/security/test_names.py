@@ -142,9 +142,15 @@ def test_only_step_records_are_taken_from_a_server(tmp_path):
         ],
     }
     asked = []
+
+    def download(_, path, folder):
+        asked.append(path)
+        (Path(folder) / Path(path).name).touch()
+        return str(Path(folder) / Path(path).name)
+
     client = SimpleNamespace(
         list_artifacts=lambda _, path=None: [SimpleNamespace(path=name) for name in listed[path]],
-        download_artifacts=lambda _, path, folder: asked.append(path),
+        download_artifacts=download,
     )
     _download(client, "id", RunDir(tmp_path / "runs" / "abc"))
     assert asked == ["status.json", "dynamics/part-00000001-00000002.parquet"]
