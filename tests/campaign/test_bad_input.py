@@ -5,7 +5,7 @@ import pytest
 from rcray.errors import EXIT_USAGE
 from tests.campaign import bad_input
 
-CONFIGS, ROWS = 1250, 250
+CONFIGS, ROWS = 1200, 200
 
 
 def test_a_thousand_wrong_inputs_are_refused(capsys):
