@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STORE ?= rcray-store
 
-.PHONY: help quickstart test test-slow test-browser lint bench clean
+.PHONY: help quickstart test test-slow test-browser lint campaign bench clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
@@ -32,6 +32,9 @@ test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray T
 
 test-browser: $(VENV)/.installed  ## the MLflow UI in a headless Chromium; skipped where there is none
 	$(BIN)/python -m pytest -m browser
+
+campaign: $(VENV)/.installed  ## wrong input by the thousand; prints its figures
+	$(BIN)/python -m tests.campaign.bad_input
 
 bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

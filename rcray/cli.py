@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from rcray import __version__
-from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError, printable
 from rcray.evaluate.arena.cli import app as arena
 from rcray.secrets import redact, redact_logs
 from rcray.store import DEFAULT_STORE, Store
@@ -58,7 +59,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except RcrayError as error:
-        typer.echo(redact(f"error: {error}"), err=True)
+        typer.echo(printable(redact(f"error: {error}")), err=True)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == EXIT_INTERRUPTED:  # typer makes this of Ctrl-C, without a word
@@ -207,6 +208,42 @@ def objectives(json_: JsonOption = False) -> None:
             escape(defaults) or "-",
         )
     Console().print(table)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="experiment file to write; never overwritten")] = Path("experiment.yaml"),
+    model: Annotated[str, typer.Option(help="embedded model, preset, hub id, or directory")] = "tiny-neox",
+    data: Annotated[str, typer.Option(help="synthetic, ultrafeedback, hh, a file, directory or hub id")] = "synthetic",
+    method: Annotated[
+        Literal["full", "lora", "qlora"] | None, typer.Option(help="what is trained; as the model's preset says")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="column of the prompts in your data")] = "prompt",
+    chosen: Annotated[str, typer.Option(help="column of the chosen answers")] = "chosen",
+    rejected: Annotated[str, typer.Option(help="column of the rejected answers")] = "rejected",
+) -> None:
+    """Write a commented starter experiment for your model and data."""
+    from rcray.starter import Wanted, write_starter
+
+    columns = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    experiment, cells = write_starter(file, Wanted(model, data, method, columns))
+    typer.echo(f"{file}: experiment {experiment.name!r} with {cells} cells")
+    typer.echo(f"  rcray plan {shlex.quote(str(file))}")
+    typer.echo(f"  rcray sweep {shlex.quote(str(file))}")
+
+
+@app.command()
+def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = None, json_: JsonOption = False) -> None:
+    """Look at versions, devices, disk, store, Ray, MLflow and the hub; say what is wrong and how to fix it."""
+    from rcray.doctor import describe, examine, is_broken
+
+    findings = examine(store, tracking_uri)
+    if json_:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        typer.echo(describe(findings))
+    if is_broken(findings):
+        sys.exit(EXIT_FAILED)
 
 
 @app.command()
@@ -422,6 +459,7 @@ def report(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="directory of the report", show_default=False)] = None,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="tables and page only")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
     experiments = [_cells(file, set_) for file in files or ()]
@@ -431,6 +469,9 @@ def report(
     from rcray.aggregate.tables import to_rich
 
     built = run_report(Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures))
+    if json_:
+        typer.echo(json.dumps(built.paths(), indent=2))
+        return
     console = Console()
     console.print(to_rich(built.table, console.width))
     typer.echo(f"{len(built.tables) // 3} tables, {len(built.figures) // 3} figures in {built.html.parent}")

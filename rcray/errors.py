@@ -62,9 +62,14 @@ class DegenerateRunError(RcrayError):
     """Training met a non-finite value; the run has no score from here on."""
 
 
+def printable(text: str) -> str:
+    """The text without control characters: a name in a file must not be able to steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'? (known: ...)` for an unknown name."""
     options = sorted(known)
     close = get_close_matches(str(name), options, n=1, cutoff=0.5)
     guess = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{guess} (known: {', '.join(options)})"
+    return f"{guess} (known: {', '.join(options)})" if options else ""

@@ -19,6 +19,7 @@ STORE/
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -29,6 +30,20 @@ from typing import Any
 from rcray.errors import StoreError
 
 DEFAULT_STORE = Path("rcray-store")
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name stays in its directory: no slash, no dots in front, nothing a shell or a path would read."""
+    return _PLAIN_NAME.fullmatch(name) is not None
+
+
+def plain_name(name: object, what: str) -> str:
+    """The name, if it is one. Ledgers and servers carry names, too, and they are not ours."""
+    if not isinstance(name, str) or not is_plain_name(name):
+        raise StoreError(f"{what} {str(name)[:80]!r}: not a name of a directory", fix="letters, digits, . _ - only")
+    return name
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,7 @@ class Store:
 
     def run(self, run_id: str) -> RunDir:
         """The directory of one run."""
-        return RunDir(self.root / "runs" / run_id)
+        return RunDir(self.root / "runs" / plain_name(run_id, "run"))
 
     @property
     def cache(self) -> Path:
@@ -128,7 +143,7 @@ class Store:
 
     def experiment(self, name: str) -> Path:
         """The directory of one experiment's ledger and report."""
-        return self.root / "experiments" / name
+        return self.root / "experiments" / plain_name(name, "experiment")
 
     @property
     def default_tracking_uri(self) -> str:

@@ -19,7 +19,7 @@ from rcray.aggregate.collect import CellResult, make_result, read_evaluation
 from rcray.aggregate.summary import FULL, FULL_COLUMNS, DynamicsSummary, HeadFull
 from rcray.config import Experiment, RunConfig
 from rcray.errors import RcrayError, StoreError
-from rcray.store import RunDir, read_json, write_atomic, write_json
+from rcray.store import RunDir, plain_name, read_json, write_atomic, write_json
 from rcray.sweep.grid import Cell
 
 FORMAT = 1
@@ -144,7 +144,7 @@ def _plain(value: Any) -> Any:
 def _result(folder: Path, content: Mapping[str, Any]) -> CellResult:
     config = RunConfig.model_validate(content["config"])
     varied = tuple((path, value) for path, value in content["varied"])
-    run_id = content["run_id"]
+    run_id = plain_name(content["run_id"], "run")
     summary = _summary(content["summary"]) if content["summary"] else None
     run = RunDir(folder / "runs" / run_id)
     return make_result(

@@ -1,6 +1,7 @@
 """Runs from an MLflow server: the records that a sweep delivered there, brought back in the shape of a store."""
 
 import logging
+import re
 import shutil
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 #: What a report reads of a run; everything else (weights, checkpoints, figures) stays on the server.
 _FILES = ("config.yaml", "status.json", "evaluation.json")
+_PART = re.compile(r"dynamics/part-\d+-\d+\.parquet")
 _PARTS, _WHOLE = "dynamics", "dynamics.parquet"  # step records as they lie in a store, or in one piece
 
 
@@ -68,8 +70,14 @@ def _download(client: "MlflowClient", mlflow_run: str, run: RunDir) -> None:
     shutil.rmtree(run.path, ignore_errors=True)  # an earlier fetch: its records may be of other steps
     run.path.mkdir(parents=True)
     for entry in client.list_artifacts(mlflow_run):
-        if entry.path in (*_FILES, _PARTS):
+        if entry.path in _FILES:
             client.download_artifacts(mlflow_run, entry.path, str(run.path))
+        elif entry.path == _PARTS:  # one by one: the names are the server's, and only our own kind is taken
+            for part in client.list_artifacts(mlflow_run, _PARTS):
+                if _PART.fullmatch(part.path):
+                    run.dynamics.mkdir(exist_ok=True)
+                    fetched = Path(client.download_artifacts(mlflow_run, part.path, str(run.path)))
+                    fetched.rename(run.dynamics / Path(part.path).name)
         elif entry.path == _WHOLE:
             whole = Path(client.download_artifacts(mlflow_run, entry.path, str(run.path)))
             steps = pq.read_table(whole, columns=["step"])["step"].to_pylist()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rcray.aggregate.catalogue import Catalogue, catalogue_of_published, catalogue_of_runs
 from rcray.aggregate.collect import CellResult, collect, likelihood_unit
@@ -36,6 +36,12 @@ class Report:
     figures: tuple[Path, ...]
     table: Table
     results: tuple[CellResult, ...]
+
+    def paths(self) -> dict[str, Any]:
+        """For scripts: the files, and how every cell came out."""
+        cells = {result.cell.run_id: result.status for result in self.results}
+        files = {"tables": list(map(str, self.tables)), "figures": list(map(str, self.figures))}
+        return {"report": str(self.html), **files, "cells": cells}
 
 
 def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell], *, figures: bool = True) -> Report:

@@ -1,6 +1,7 @@
 """From YAML text and `--set` overrides to validated configs, with errors that name the field and the fix."""
 
 import copy
+import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,11 +16,26 @@ from rcray.errors import ConfigError, did_you_mean
 
 _SHOWN_ERRORS = 8  # the whole message should fit one screen
 _SHOWN_CHARS = 80  # of an offending value
+_LINE_CHARS = 320  # of one error
 _SHOWN_FILES = 8  # beside one that is missing, the nearest names first
+_LARGEST_FILE = 100_000  # nodes, aliases written out: the largest grid is far below, a YAML bomb far above
+
+_short = reprlib.Repr()  # looks at a part of a value only: one of many aliases would take for ever to write out
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 4 * _SHOWN_CHARS, 4 * _SHOWN_CHARS, _SHOWN_CHARS
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 12
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Plain data only, so a file cannot run code; a field written twice is refused, not quietly decided."""
+    """Plain data only, so a file cannot run code; a field written twice is refused, not quietly decided.
+
+    So is an alias inside what it stands for, and a file that its aliases make enormous.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()  # type: ignore[no-untyped-call]
+        if node is not None and _size(node, {}) > _LARGEST_FILE:
+            raise yaml.MarkedYAMLError(problem=f"more than {_LARGEST_FILE} values", problem_mark=node.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
@@ -32,6 +48,28 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
 
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values in a node with its aliases written out; a node that contains itself has no end."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in known:
+        if not known[id(node)]:
+            raise yaml.MarkedYAMLError(problem="an alias inside what it stands for", problem_mark=node.start_mark)
+        return known[id(node)]
+    known[id(node)] = 0  # not known yet: whoever meets this is inside
+    inner = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+    known[id(node)] = 1 + sum(_size(part, known) for part in inner)
+    return known[id(node)]
+
+
+def _parse_yaml(text: str) -> Any:
+    """Plain data; ValueError says what is wrong with it."""
+    try:
+        return yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a bad date and a deep nest are Python's errors
+        raise ValueError(shortened(" ".join(str(error).split()), 3 * _SHOWN_CHARS)) from None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Reads one YAML mapping."""
     try:
@@ -41,9 +79,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}", fix="give a UTF-8 YAML file") from None
     try:
-        content = yaml.load(text, _PlainLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a bad date and a deep nest are Python's errors
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        content = _parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigError(f"{path}: expected a mapping of fields, the file is {kind}", fix="start with `name: ...`")
@@ -65,7 +103,7 @@ def load_experiment(path: Path) -> Experiment:
     if "base" in content:
         name = content.pop("base")
         if not isinstance(name, str):
-            raise ConfigError(f"{path}: base: {_shown(name)} is not a file name", fix="give the path of one YAML file")
+            raise ConfigError(f"{path}: base: {shown(name)} is not a file name", fix="give the path of one YAML file")
         base_path = path.parent / name
         base = read_yaml(base_path)
         if "base" in base:
@@ -75,7 +113,7 @@ def load_experiment(path: Path) -> Experiment:
             )
         for source, run in ((base_path, base.get("run")), (path, content.get("run"))):
             if not isinstance(run or {}, dict):
-                raise ConfigError(f"{source}: run: {_shown(run)} is not a mapping of fields")
+                raise ConfigError(f"{source}: run: {shown(run)} is not a mapping of fields")
         # Settings are inherited; the cells to make of them are replaced when the file has its own. The base's short
         # forms are opened, so that `objective: {beta: 0.2}` on top of `objective: cpo` is still CPO.
         shared = {**base, "run": merge(open_short_forms(base.get("run") or {}), content.get("run") or {})}
@@ -113,11 +151,11 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     for item in pairs:
         path, sign, text = item.partition("=")
         if not sign or not all(part for part in path.strip().split(".")):
-            raise ConfigError(f"--set {item!r}: expected FIELD=VALUE", fix="for example --set objective.beta=0.2")
+            raise ConfigError(f"--set {shown(item)}: expected FIELD=VALUE", fix="for example --set objective.beta=0.2")
         try:
-            overrides[path.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {item!r}: the value is not valid YAML", fix="quote it") from None
+            overrides[path.strip()] = _parse_yaml(text)
+        except ValueError:
+            raise ConfigError(f"--set {shown(item)}: the value is not valid YAML", fix="quote it") from None
     return overrides
 
 
@@ -134,7 +172,7 @@ def build_run(settings: Mapping[str, Any], overrides: Mapping[str, Any], where: 
 def explain(error: ValidationError, model: type[BaseModel], given: Any, where: str) -> ConfigError:
     """Turns pydantic's report into one line per field: the field, the value, what is allowed."""
     problems = error.errors(include_url=False)
-    lines = [_explain_one(dict(problem), model, given) for problem in problems[:_SHOWN_ERRORS]]
+    lines = [_fitted(_explain_one(dict(problem), model, given)) for problem in problems[:_SHOWN_ERRORS]]
     if len(problems) > _SHOWN_ERRORS:
         lines.append(f"... and {len(problems) - _SHOWN_ERRORS} more")
     return ConfigError(f"{where}: " + ("\n  ".join(["not valid", *lines])))
@@ -143,8 +181,8 @@ def explain(error: ValidationError, model: type[BaseModel], given: Any, where: s
 def _explain_one(problem: dict[str, Any], model: type[BaseModel], given: Any) -> str:
     location = tuple(problem["loc"])
     parts = [part for i, part in enumerate(location) if not (i == 1 and location[0] == "objective")]
-    field = ".".join(map(str, parts)) or "the whole"
-    kind, value = problem["type"], _shown(problem.get("input"))
+    field = ".".join(map(_named, parts)) or "the whole"
+    kind, value = problem["type"], shown(problem.get("input"))
     if kind == "missing":
         return f"{field}: is missing and has no default"
     if kind == "extra_forbidden":
@@ -152,7 +190,7 @@ def _explain_one(problem: dict[str, Any], model: type[BaseModel], given: Any) ->
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         name = given.get("objective", {}) if isinstance(given, dict) else {}
         name = name.get("name", "") if isinstance(name, dict) else name
-        return f"{field}.name: unknown objective {name!r}{did_you_mean(str(name), BY_NAME)}"
+        return f"{field}.name: unknown objective {shown(name)}{did_you_mean(str(name), BY_NAME)}"
     if kind == "literal_error":
         allowed = [str(option) for option in _literals(model, location)]
         return f"{field}: {value} is not allowed{did_you_mean(str(problem.get('input')), allowed)}"
@@ -174,9 +212,25 @@ def _nearby(path: Path) -> str:
     return "files there: " + ", ".join(shown[:_SHOWN_FILES]) + (", …" if len(shown) > _SHOWN_FILES else "")
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
+def shown(value: Any) -> str:
+    """A value in a message: as Python writes it, and never much of it."""
+    return shortened(_short.repr(value))
+
+
+def shortened(text: str, length: int = _SHOWN_CHARS) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _fitted(line: str) -> str:
+    """The line, less the middle of a very long one: it opens with the field, and ends with what to do."""
+    return line if len(line) <= _LINE_CHARS else f"{line[: _LINE_CHARS // 3]} … {line[-_LINE_CHARS // 2 :]}"
+
+
+def _named(part: Any) -> str:
+    """A field's name; one that would spoil the message is shown as a value."""
+    text = str(part)
+    return text if text.isprintable() and len(text) <= _SHOWN_CHARS else shown(text)
 
 
 def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
@@ -188,8 +242,9 @@ def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseMod
             tag = str(location[1]) if len(location) > 1 else ""
             return BY_NAME.get(tag, Custom)
         field = current.model_fields.get(str(part))
-        annotation = field.annotation if field else None
-        current = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+        options = (field.annotation, *get_args(field.annotation)) if field else ()  # also of `SearchConfig | None`
+        models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        current = models[0] if models else None
     return current
 
 
@@ -213,4 +268,5 @@ __all__ = [
     "read_yaml",
     "set_path",
     "set_paths",
+    "shown",
 ]

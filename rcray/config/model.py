@@ -1,6 +1,7 @@
 """Which model a run starts from, and the presets of the paper's four models as data."""
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from rcray.errors import did_you_mean
 
 Method = Literal["full", "lora", "qlora"]
 Dtype = Literal["float32", "bfloat16"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 #: Embedded models: see models/tiny.py.
 TINY_NAMES = ("tiny-neox", "tiny-mistral", "tiny-qwen2")
@@ -172,6 +175,16 @@ class ModelConfig(Section):
         if "{" not in text:
             raise ValueError(f"the file {template!r} holds no Jinja template")
         return text
+
+    @model_validator(mode="after")
+    def _code_is_pinned(self) -> "ModelConfig":
+        remote = self.origin not in TINY_NAMES and not Path(self.origin).is_dir()
+        if self.trust_remote_code and remote and not _COMMIT.fullmatch(self.revision or ""):
+            raise ValueError(
+                f"trust_remote_code runs whatever code {self.origin!r} holds, and revision {self.revision!r} is no "
+                "commit; pin the one you have read: revision: its 40 hex digits"
+            )
+        return self
 
     @property
     def label(self) -> str:

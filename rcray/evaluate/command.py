@@ -10,7 +10,7 @@ from rcray.config.load import build_run, read_yaml
 from rcray.errors import ConfigError, RcrayError, did_you_mean
 from rcray.evaluate.rows import DEGENERATE, describe
 from rcray.evaluate.stage import EvaluationStage, Outcome, evaluate_run
-from rcray.store import RunDir, Store
+from rcray.store import RunDir, Store, is_plain_name
 from rcray.train.launch import is_finished
 
 Say = Callable[[str], None]
@@ -43,9 +43,8 @@ def check_settings(settings: EvaluationConfig) -> None:
 
 def find_runs(given: str, store: Store) -> list[Target]:
     """A run's directory or id, or a directory of runs (a store's, or the store itself)."""
-    named = store.run(given)
-    if "/" not in given and named.config.is_file():
-        return [_target(named)]
+    if is_plain_name(given) and store.run(given).config.is_file():
+        return [_target(store.run(given))]
     path = Path(given).expanduser()
     for folder in (path, path / "runs"):
         if (folder / "config.yaml").is_file():

@@ -19,7 +19,7 @@ from filelock import FileLock
 from rcray.config import content_key
 from rcray.config.model import TINY_NAMES, ModelConfig
 from rcray.errors import ModelError
-from rcray.store import publish_directory, write_atomic
+from rcray.store import is_plain_name, publish_directory, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,10 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").is_file() or not index.is_file():
         return [directory / "model.safetensors"]
-    return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    if outside := [name for name in names if not is_plain_name(name)]:
+        raise ValueError(f"{index}: {outside[0]!r} is no file beside it")
+    return [directory / name for name in names]
 
 
 def remembered_fingerprint(files: Sequence[Path], cache: Path) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rcray.config import Experiment, RunConfig, build_run, run_id
-from rcray.config.load import merge, set_paths
+from rcray.config.load import merge, set_paths, shortened
 from rcray.config.schema import open_short_forms
 from rcray.errors import ConfigError
 
@@ -53,7 +53,7 @@ def expand(
             if matching:
                 continue
             settings = {**chosen, **overrides}
-            named = ", ".join(f"{path}={value}" for path, value in settings.items())
+            named = ", ".join(shortened(" ".join(f"{path}={value}".split())) for path, value in settings.items())
             config = build_run(experiment.run, settings, f"{experiment.name} [{named}]" if named else experiment.name)
             key = run_id(config)
             varied = tuple((path, value) for path, value in chosen.items() if path not in overrides)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig
-from rcray.config.load import read_yaml
+from rcray.config.load import read_yaml, shown
 from rcray.errors import ConfigError
 from rcray.sweep.cost import GIB, estimate
 from rcray.sweep.grid import Cell
@@ -141,7 +141,7 @@ def read_cluster_file(path: Path) -> list[NodeKind]:
             f"{path}: has no available_node_types, so nothing can be said of what fits",
             fix="give the file of the Ray cluster launcher, with `resources` for every node type",
         )
-    head, limit = content.get("head_node_type"), int(content.get("max_workers", 2))
+    head, limit = content.get("head_node_type"), int(_number(path, "max_workers", content.get("max_workers", 2)))
     return [_node_kind(path, name, kind, limit, is_head=name == head) for name, kind in kinds.items()]
 
 
@@ -152,5 +152,13 @@ def _node_kind(path: Path, name: str, kind: Any, limit: int, *, is_head: bool) -
             f"{path}: available_node_types.{name}: no resources, so the autoscaler cannot know when to start one",
             fix="add resources, such as {CPU: 8, GPU: 1}",
         )
-    workers = min(limit, int(kind.get("max_workers", 0 if is_head else limit)))
-    return NodeKind(name, {key: float(value) for key, value in resources.items()}, workers + is_head)
+    place = f"available_node_types.{name}"
+    most = _number(path, f"{place}.max_workers", kind.get("max_workers", 0 if is_head else limit))
+    offered = {str(key): _number(path, f"{place}.resources.{key}", value) for key, value in resources.items()}
+    return NodeKind(str(name), offered, min(limit, int(most)) + is_head)
+
+
+def _number(path: Path, field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{path}: {field}: {shown(value)} is not a number of 0 or more", fix="correct it")
+    return float(value)

@@ -93,7 +93,11 @@ def test_four_cells_on_a_server_that_is_killed_and_restarted(store, server, tmp_
             assert set(files_of(client, run.info.run_id)) == CELL_FILES
             rows = json.loads(store.run(cell.run_id).evaluation.read_text())["rows"]
             for row in rows:
-                assert run.data.metrics[f"{row['benchmark']}/{row['metric']}"] == row["value"]
+                name = f"{row['benchmark']}/{row['metric']}"
+                if row["value"] is None:  # not defined here, as a correlation with lengths that are all alike
+                    assert name not in run.data.metrics
+                else:
+                    assert run.data.metrics[name] == row["value"]
     finally:
         server.kill()
     places = [output.encode(), "\n".join(sqlite3.connect(server.folder / "server.db").iterdump()).encode()]

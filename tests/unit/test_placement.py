@@ -1,5 +1,7 @@
 """What can never be placed is refused with its reason; how many cells fit at once."""
 
+import re
+
 import pytest
 
 from rcray.config import Experiment
@@ -82,3 +84,20 @@ def test_a_cluster_file(tmp_path):
     file.write_text("cluster_name: x\n")
     with pytest.raises(ConfigError, match="has no available_node_types"):
         read_cluster_file(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("max_workers: many\navailable_node_types: {a: {resources: {CPU: 1}}}", "max_workers"),
+        ("available_node_types: {a: {resources: {CPU: lots}}}", "available_node_types.a.resources.CPU"),
+        ("available_node_types: {a: {resources: {CPU: true}}}", "available_node_types.a.resources.CPU"),
+        ("available_node_types: {a: {resources: {CPU: 1}, max_workers: [1]}}", "available_node_types.a.max_workers"),
+        ("available_node_types: {a: {resources: {CPU: -1}}}", "available_node_types.a.resources.CPU"),
+        ("available_node_types: {a: {resources: {CPU: .inf}}}", "available_node_types.a.resources.CPU"),
+    ],
+)
+def test_a_cluster_file_with_a_wrong_number_names_it(tmp_path, text, field):
+    (tmp_path / "cluster.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(f"{field}: ")):
+        read_cluster_file(tmp_path / "cluster.yaml")

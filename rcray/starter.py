@@ -1,0 +1,195 @@
+"""`rcray init`: a commented experiment file for the user's own model and data, checked before it is written."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rcray.config import Experiment, load_experiment
+from rcray.config.data import DataConfig, source_kind
+from rcray.config.load import build_run
+from rcray.config.model import MODEL_PRESETS, TINY_NAMES, Method, train_defaults
+from rcray.config.schema import TrainConfig
+from rcray.errors import ConfigError, did_you_mean
+from rcray.sweep.grid import expand
+
+_LARGEST_NAME = 64
+_HELD_OUT_SHARE = 5  # of a file without a split of its own, one row in five at the most
+_FEWEST_ROWS = 4
+_FEWEST_STEPS = 4  # a batch that leaves fewer is halved
+_TINY_RATE, _ADAPTER_RATE = 5e-5, 1e-4  # the quickstart's; the usual one of adapters
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the file is to be about."""
+
+    model: str
+    data: str
+    method: Method | None = None
+    columns: Mapping[str, str] | None = None  # prompt, chosen, rejected: as the user's data calls them
+
+
+def write_starter(path: Path, wanted: Wanted) -> tuple[Experiment, int]:
+    """Writes the file; returns the experiment and how many cells it has. An existing file is never touched."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: not a name of a YAML file", fix=f"call it {path.stem or 'experiment'}.yaml")
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"{path}: is there already, and is left as it is", fix="give another name, or move it away")
+    text = render(path.stem, wanted)
+    with tempfile.TemporaryDirectory() as folder:  # what does not plan is never written
+        trial = Path(folder) / path.name
+        trial.write_text(text, encoding="utf-8")
+        experiment = load_experiment(trial)
+        cells = expand(experiment)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}", fix="give another path") from None
+    return experiment, len(cells)
+
+
+def render(name: str, wanted: Wanted) -> str:
+    """The text of the file."""
+    model, data = _model(wanted), _data(wanted)
+    config = build_run({"model": model, "data": data}, {}, "rcray init")
+    rows = _rows(config.data)
+    batch = _batch_size(config.data, config.train, rows)
+    if rows is not None:
+        data["eval_pairs"] = max(2, min(config.data.eval_pairs, rows // _HELD_OUT_SHARE))
+    title, tiny = f"{wanted.model} on {wanted.data}", wanted.model in TINY_NAMES
+    lines = [
+        f"# An experiment of rcray: {_comment(title)}. What is left out has a default; `rcray show-config` prints",
+        "# every setting it resolves to, `rcray plan` the cells and what they take, `rcray sweep` runs them.",
+        f"name: {_experiment_name(name)}",
+        f"title: {_plain(title)}",
+        "run:",
+        _line("  fidelity: paper", "the paper's equations; official: the constants of the authors' code"),
+        "  # Embedded (tiny-neox, tiny-mistral, tiny-qwen2), a preset (pythia-410m, pythia-2.8b, mistral-7b,",
+        "  # qwen2.5-7b), a hub id (owner/name; pin its `revision`) or a directory of safetensors weights (./name).",
+        "  # method: full, lora, or qlora (lora on 4-bit weights).",
+        f"  model: {_plain(model)}",
+        "  # synthetic, ultrafeedback, hh, a hub dataset (owner/name), a directory (./name) or a file (.jsonl .json",
+        "  # .csv .parquet) with the columns prompt, chosen, rejected; `columns` says what they are called in yours.",
+        "  # Without an eval_split, eval_pairs rows are held out. bad_rows: drop counts and names them, fail stops.",
+        f"  data: {_plain(data)}",
+        "  train:",
+        "    epochs: 1",
+        _line(f"    batch_size: {batch}", "pairs per optimizer step"),
+        _line(f"    micro_batch_size: {min(batch, config.train.micro_batch_size)}", "pairs per forward: memory"),
+        _rate_line(model, config.train),
+        "    seed: 42",
+        "  calibration:",
+        _line("    ema_beta: 0.98", "momentum of the calibration's averages; 0: none"),
+        "  execution:",
+        _line("    workers: 0", "0: inside the trial's process; n: a Ray Train group of n workers"),
+        _line(f"    gpus_per_worker: {0 if tiny else 1}", "0: CPU; 1: a GPU; 0.5: two cells on one"),
+        _line("    checkpoint_every: 50", "steps a lost process may cost"),
+        "# Every combination is a cell; `rcray objectives` lists the fifteen objectives and their defaults.",
+        "grid:",
+        "  objective:",
+        "    - dpo",
+        "    - {name: simpo, beta: 2.0, gamma: 1.0}",
+        "    - cpo",
+        "  calibration.enabled: [false, true]   # without and with reward calibration",
+        "  # train.seed: [1, 2, 3]              # seeds give mean, spread and n in the tables",
+        "# exclude: [{objective.name: simpo, calibration.enabled: true}]   # cells to leave out",
+        "evaluation:",
+        _line("  preference: true", "accuracy, margin and drift on the held-out pairs"),
+        _line(
+            f"  benchmarks: [{'embedded' if tiny else ''}]", "embedded (for tiny models), published, any lm-eval task"
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(setting: str, comment: str) -> str:
+    return f"{setting:<30}  # {comment}"
+
+
+def _model(wanted: Wanted) -> dict[str, Any]:
+    model: dict[str, Any] = {"name": _place(wanted.model, (*TINY_NAMES, *MODEL_PRESETS))}
+    return {**model, "method": wanted.method} if wanted.method else model
+
+
+def _data(wanted: Wanted) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": wanted.data}
+    if source_kind(wanted.data) in ("directory", "hub"):
+        data["name"] = _place(wanted.data, ())
+    columns = {ours: theirs for ours, theirs in (wanted.columns or {}).items() if ours != theirs}
+    return {**data, "columns": columns} if columns else data
+
+
+def _place(name: str, known: tuple[str, ...]) -> str:
+    """A directory that is there may be given without a slash; in the file it has one, so that it is no hub id."""
+    if name in known or "/" in name or not Path(name).is_dir():
+        return name
+    return f"./{name}"
+
+
+def _rows(data: DataConfig) -> int | None:
+    """How many rows a local file has, its columns checked; None where only a download or a generator knows."""
+    if source_kind(data.name) != "file":
+        return None
+    from rcray.data.rows import Row
+    from rcray.data.sources import open_rows
+
+    rows = open_rows(data, None)
+    columns = data.columns
+    first = next((row.values for row in rows.read((columns.prompt,)) if isinstance(row, Row)), {})
+    known = [str(name) for name in rows.columns or first]
+    for ours in ("chosen", "rejected"):
+        theirs = getattr(columns, ours)
+        if theirs not in known:
+            raise ConfigError(
+                f"{data.name}: no column {theirs!r}{did_you_mean(theirs, known)}",
+                fix=f"say which column has the {ours} answers: --{ours} NAME; likewise --prompt",
+            )
+    count = rows.count()
+    if count < _FEWEST_ROWS:
+        raise ConfigError(
+            f"{data.name}: has {count} rows, and some are to be trained on, some held out",
+            fix=f"give at least {_FEWEST_ROWS}",
+        )
+    return count
+
+
+def _batch_size(data: DataConfig, train: TrainConfig, rows: int | None) -> int:
+    """The usual batch, or what a small file leaves steps for."""
+    if rows is None:
+        return 8 if data.name == "synthetic" else train.batch_size
+    size = train.batch_size
+    while size > 1 and rows < size * _FEWEST_STEPS:
+        size //= 2
+    return size
+
+
+def _rate_line(model: Mapping[str, Any], train: TrainConfig) -> str:
+    if "learning_rate" in train_defaults(model):
+        return _line("    # learning_rate: ...", f"left to the model's preset: {train.learning_rate:g}")
+    rate = _TINY_RATE if model["name"] in TINY_NAMES else train.learning_rate
+    if model.get("method") in ("lora", "qlora"):
+        rate = _ADAPTER_RATE
+    mantissa, exponent = f"{rate:.1e}".split("e")
+    number = f"{mantissa}e{int(exponent)}"  # YAML takes 1e-6 for text, and 1.0e-6 for a number
+    return _line(f"    learning_rate: {number}", "constant unless `schedule: cosine`; adapters take more")
+
+
+def _experiment_name(stem: str) -> str:
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "-" for letter in stem)
+    return _plain(kept.strip("_-")[:_LARGEST_NAME] or "experiment")
+
+
+def _plain(value: Any) -> str:
+    """The value as YAML on one line, quoted where it must be: a name is never more than a name."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _comment(text: str) -> str:
+    """Text for a comment: without anything that would end the line."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
