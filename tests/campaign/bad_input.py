@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -174,7 +175,8 @@ def wrong_grid(draw: st.DrawFn) -> Wrong:
         search = {**SEARCH, "space": {path: {"low": low, "high": low - draw(st.floats(0, 5))}}}
         return Wrong("wrong grid", _experiment(search=search), named=f"search.space.{path}")
     name = draw(words() | st.sampled_from(["..", "../x", "/etc/x", "a/b", "", "-x", "x\n", "x;ls", "$(ls)", "x" * 65]))
-    bad = yaml.safe_dump({"name": name if name and not name.isalnum() else f"{name}/"}, allow_unicode=True)
+    good = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) is not None and len(name) <= 64
+    bad = yaml.safe_dump({"name": f"{name}/" if good else name}, allow_unicode=True)
     return Wrong("wrong name", bad.encode(), named="name")
 
 
