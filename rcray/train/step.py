@@ -74,8 +74,8 @@ class StepState:
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
-        return [p for p in self.model.parameters() if p.requires_grad]
+        """What is trained, as the optimizer holds it: between forwards a sharded model may show other tensors."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
 @dataclass
