@@ -10,6 +10,7 @@ Padding is on the right, where causal attention never reads it: plain rows need 
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -83,6 +84,28 @@ class Layout:
         part = slice(None, self.split) if side == CHOSEN else slice(self.split, None)
         empty = values.new_zeros(self.pairs, self.longest)
         return empty.index_put((self.pair[part], self.place[part]), values[part])
+
+    @cached_property
+    def plain_rows(self) -> "Layout":
+        """The two-row layout a packed one unfolds to: what lies above the block where it is unfolded. Else itself."""
+        if self.segments is None or self.unpacked is None:
+            return self
+        width = self.unpacked.shape[1]
+        prompt = (self.segments == 0).sum(1) - (self.ids.shape[1] - self.lengths)
+        row = self.pair.clone()
+        row[self.split :] += self.pairs
+        both = torch.arange(self.pairs, device=self.ids.device)
+        return replace(
+            self,
+            ids=self.ids.repeat(2, 1).gather(1, self.unpacked),
+            lengths=torch.cat([prompt + count for count in self.counts]),
+            predicts=row * width + prompt[self.pair] + self.place - 1,
+            row_pair=both.repeat(2),
+            row_side=both.new_tensor([CHOSEN, REJECTED]).repeat_interleave(self.pairs),
+            positions=None,
+            segments=None,
+            unpacked=None,
+        )
 
     def row_seeds(self, seed_w: Tensor, seed_l: Tensor) -> Tensor:
         """What belongs to each row of two sides, [rows], from values per pair."""
@@ -188,28 +211,6 @@ def packed(batch: Batch) -> Layout:
         positions,
         segments,
         unpacked,
-    )
-
-
-def plain_rows(layout: Layout) -> Layout:
-    """The two-row layout a packed one unfolds to: what lies above the block where it is unfolded."""
-    assert layout.unpacked is not None
-    pairs, width = layout.pairs, layout.unpacked.shape[1]
-    prompt = (layout.segments == 0).sum(1) - (layout.ids.shape[1] - layout.lengths)  # type: ignore[union-attr]
-    row = layout.pair.clone()
-    row[layout.split :] += pairs
-    predicts = row * width + prompt[layout.pair] + layout.place - 1
-    both = torch.arange(pairs, device=layout.ids.device)
-    return replace(
-        layout,
-        ids=layout.ids.repeat(2, 1).gather(1, layout.unpacked),
-        lengths=torch.cat([prompt + count for count in layout.counts]),
-        predicts=predicts,
-        row_pair=both.repeat(2),
-        row_side=both.new_tensor([CHOSEN, REJECTED]).repeat_interleave(pairs),
-        positions=None,
-        segments=None,
-        unpacked=None,
     )
 
 

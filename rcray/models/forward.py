@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rcray.data.batch import Batch, Side
-from rcray.data.layout import Layout, packed, plain_rows, two_rows
+from rcray.data.layout import Layout, packed, two_rows
 from rcray.models.head import HeadPass, OnResiduals, head_pass
 from rcray.models.likelihood import body_of, has_plain_head
 
@@ -23,7 +23,7 @@ def answer_hidden(model: Any, layout: Layout) -> Tensor:
     if layout.packed:
         inputs |= {"attention_mask": layout.mask(), "position_ids": layout.positions}
     hidden = body_of(model)(**inputs).last_hidden_state
-    above = plain_rows(layout) if layout.packed and hidden.shape[0] != layout.ids.shape[0] else layout
+    above = layout.plain_rows if hidden.shape[0] != layout.ids.shape[0] else layout
     return hidden.reshape(-1, hidden.shape[-1]).index_select(0, above.predicts)  # its backward adds, [] would scatter
 
 

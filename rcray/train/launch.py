@@ -46,8 +46,9 @@ def launch(
     """
     key = key or run_id(config)
     run = store.run(key)
-    if config.execution.storage and not is_finished(run):
-        Mirror(config.execution.storage, run).pull()
+    mirror = Mirror(config.execution.storage, run) if config.execution.storage else None
+    if mirror and not is_finished(run):
+        mirror.pull()
     if is_finished(run):
         return run.read_status()
     write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
@@ -82,6 +83,6 @@ def launch(
         ),
     )
     trainer.fit()
-    if config.execution.storage:  # the workers may have written on another node
-        Mirror(config.execution.storage, run).pull()
+    if mirror:  # the workers may have written on another node
+        mirror.pull()
     return run.read_status()

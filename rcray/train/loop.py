@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Job:
         """The run's directory."""
         return self.store.run(self.run_id)
 
-    @property
+    @cached_property
     def mirror(self) -> Mirror | None:
         """Its copy on remote storage, where one is kept."""
         uri = self.config.execution.storage

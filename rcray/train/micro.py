@@ -30,6 +30,7 @@ class Micro(Protocol):
     """A micro-batch after its forward."""
 
     pairs: PairLogps
+    scores_need_graph: bool  # they are taken before the backward, which frees it
     computed_tokens: int  # by the forward, padding included
     real_tokens: int
 
@@ -54,9 +55,14 @@ def take_in(state: "StepState", batch: Batch, *, apart: bool, alone: bool) -> Mi
 class ReadOff:
     """Scores as by-products."""
 
+    scores_need_graph = False
+
     def __init__(self, state: "StepState", batch: Batch, *, apart: bool, alone: bool):
         self.state = state
-        layouts = _layouts(state, batch, apart)
+        made = _layouts(state, batch, apart)
+        self.real_tokens = sum(layout.tokens for layout in made)  # counted here: on a GPU it would wait for it
+        self.computed_tokens = sum(layout.padded for layout in made)
+        layouts = [layout.to(state.device) for layout in made]
         known = state.objective.formula.statistics is None
         weights = [_token_weights(layout, state) if known else None for layout in layouts]
         self.parts = [_part(state, layout, v, alone) for layout, v in zip(layouts, weights, strict=True)]
@@ -70,8 +76,6 @@ class ReadOff:
             assert v is not None
             part.begin(v)
         self.pairs = with_reference(state, batch, pairs)
-        self.computed_tokens = sum(layout.padded for layout in layouts)
-        self.real_tokens = sum(layout.tokens for layout in layouts)
 
     def scores(self) -> SideScores | Products:
         """Of all parts: one for both sides, or one for each."""
@@ -101,12 +105,10 @@ class ReadOff:
 
 def _layouts(state: "StepState", batch: Batch, apart: bool) -> list[Layout]:
     if apart:
-        layouts = [one_side(batch, CHOSEN), one_side(batch, REJECTED)]
-    elif state.share_prompts == "on" or (state.share_prompts == "auto" and worth_packing(batch)):
-        layouts = [packed(batch)]
-    else:
-        layouts = [two_rows(batch)]
-    return [layout.to(state.device) for layout in layouts]
+        return [one_side(batch, CHOSEN), one_side(batch, REJECTED)]
+    if state.share_prompts == "on" or (state.share_prompts == "auto" and worth_packing(batch)):
+        return [packed(batch)]
+    return [two_rows(batch)]
 
 
 def _part(state: "StepState", layout: Layout, weights: Tensor | None, alone: bool) -> Part:
@@ -115,7 +117,7 @@ def _part(state: "StepState", layout: Layout, weights: Tensor | None, alone: boo
     with state.precision():
         if source.block is None:
             return HeadPart(state.model, layout, source, weights, alone=alone)
-        return (CutPart if state.calibrator else WatchedPart)(state.model, layout, source)
+        return (CutPart if state.calibrator else WatchedPart)(state.model, layout, source.block)
 
 
 def _token_weights(layout: Layout, state: "StepState") -> Tensor:
@@ -155,6 +157,8 @@ def with_reference(state: "StepState", batch: Batch, pairs: PairLogps) -> PairLo
 
 class Plain:
     """The published way; chosen and rejected are forwarded apart, so that their branches are too."""
+
+    scores_need_graph = True
 
     def __init__(self, state: "StepState", batch: Batch):
         self.state = state

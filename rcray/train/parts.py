@@ -9,7 +9,6 @@ scores; told the seeds, it makes the backward. Which kind of part does it depend
   WatchedPart    adapters, not calibrating: an ordinary backward, watched; rows are divided by their seeds afterwards
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from rcray.calibration.head_scores import HeadSums, exact_form, gram_products
 from rcray.calibration.scores import Estimator, Gradients, Products, branch_gradients, sketch_projection
-from rcray.data.layout import CHOSEN, REJECTED, Layout, plain_rows
+from rcray.data.layout import CHOSEN, REJECTED, Layout
 from rcray.models.blocks import AdapterBlock, Flow, cutting, last_adapter_block, watching
 from rcray.models.forward import answer_logps, can_share_prompts, unfolding
 from rcray.models.likelihood import has_plain_head
@@ -123,15 +122,11 @@ class HeadPart:
 class CutPart:
     """Scores at the last block's adapters, by a walk that stops at the block's input."""
 
-    def __init__(self, model: nn.Module, layout: Layout, source: ScoreSource):
-        assert source.block is not None
-        with ExitStack() as stack:
-            stack.enter_context(unfolding(source.block.block, layout))
-            self.cut = stack.enter_context(cutting(source.block.block))
-            self.flows: list[Flow] = stack.enter_context(watching(source.block))
-            self.graph, _ = answer_logps(model, layout)
+    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock):
+        with cutting(block.block) as self.cut:
+            self.graph, self.flows = _watched_logps(model, layout, block)
         self.logp = self.graph.detach()
-        self.layout, self.rows = layout, plain_rows(layout) if layout.packed else layout
+        self.layout, self.rows = layout, layout.plain_rows
 
     def begin(self, weights: Tensor) -> None:
         """Walks head and last block with unit seeds."""
@@ -157,15 +152,11 @@ class CutPart:
 class WatchedPart:
     """Scores at the last block's adapters from an ordinary backward, for runs whose seeds are not rescaled."""
 
-    def __init__(self, model: nn.Module, layout: Layout, source: ScoreSource):
-        assert source.block is not None
-        self.parameters = source.block.parameters
-        with ExitStack() as stack:
-            stack.enter_context(unfolding(source.block.block, layout))
-            self.flows: list[Flow] = stack.enter_context(watching(source.block))
-            self.graph, _ = answer_logps(model, layout)
+    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock):
+        self.parameters = block.parameters
+        self.graph, self.flows = _watched_logps(model, layout, block)
         self.logp = self.graph.detach()
-        self.layout, self.rows = layout, plain_rows(layout) if layout.packed else layout
+        self.layout, self.rows = layout, layout.plain_rows
         self.found: SideScores | None = None
 
     def begin(self, weights: Tensor) -> None:
@@ -192,6 +183,13 @@ class WatchedPart:
         sides = [self.weights * chosen, self.weights * ~chosen]
         w, l = (branch_gradients(self.graph, self.parameters, s, keep_graph=True) for s in sides)  # noqa: E741
         return SideScores(w, l)
+
+
+def _watched_logps(model: nn.Module, layout: Layout, block: AdapterBlock) -> tuple[Tensor, list[Flow]]:
+    """Log-probabilities with their graph, and the flow through the block's adapters; packed rows unfold there."""
+    with unfolding(block.block, layout), watching(block) as flows:
+        logp, _ = answer_logps(model, layout)
+    return logp, flows
 
 
 def _side_scores(flows: list[Flow], rows: Layout, scale: Tensor | None = None) -> SideScores:

@@ -161,7 +161,12 @@ def _take_in(state: StepState, batch: Batch, window: Window, step: int, *, apart
 
 
 def _join(state: StepState, micro: Micro, window: Window) -> None:
-    """A micro-batch's scores join the window."""
+    """A micro-batch's scores join the window; those over all parameters too, by extra gradients, where asked for."""
+    if state.full_parameters:
+        assert isinstance(micro, Plain)
+        found = SideScores(*plain_scores(micro.pairs.z_w, micro.pairs.z_l, state.full_parameters))
+        add_up(window.full_w, found.w)
+        add_up(window.full_l, found.l)
     with phase("scores"):
         scores = micro.scores()
     if isinstance(scores, Products):
@@ -169,15 +174,6 @@ def _join(state: StepState, micro: Micro, window: Window) -> None:
     else:
         add_up(window.scores_w, scores.w)
         add_up(window.scores_l, scores.l)
-
-
-def _join_full(state: StepState, micro: Micro, window: Window) -> None:
-    """The scores over all parameters, by extra gradients, where they are recorded beside the first."""
-    if state.full_parameters:
-        assert isinstance(micro, Plain)
-        found = SideScores(*plain_scores(micro.pairs.z_w, micro.pairs.z_l, state.full_parameters))
-        add_up(window.full_w, found.w)
-        add_up(window.full_l, found.l)
 
 
 def _decide(state: StepState, window: Window) -> Decision:
@@ -205,17 +201,15 @@ def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Windo
     if state.calibrator is None:
         for batch in batches:
             micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=False)
-            if isinstance(micro, Plain):  # its scores need the graph that the backward frees
-                _join_full(state, micro, window)
+            if micro.scores_need_graph:
                 _join(state, micro, window)
             with phase("backward"):
                 micro.backward(seed_w, seed_l)
-            if not isinstance(micro, Plain):
+            if not micro.scores_need_graph:
                 _join(state, micro, window)
         return _decide(state, window)
     (batch,) = batches
     micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=False)
-    _join_full(state, micro, window)
     _join(state, micro, window)
     decision = _decide(state, window)
     alpha = decision.calibration.alpha
@@ -229,7 +223,6 @@ def _calibrate_over_many(state: StepState, batches: Sequence[Batch], window: Win
     branches: tuple[Gradients, Gradients] = ([], [])
     for batch in batches:
         micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=True)
-        _join_full(state, micro, window)
         _join(state, micro, window)
         with phase("backward"):
             micro.branches(seed_w, seed_l, branches)

@@ -10,7 +10,6 @@ import torch.multiprocessing as mp
 from rcray.calibration import Calibrator
 from rcray.calibration.incentives import OneWorker
 from rcray.config.model import ModelConfig
-from rcray.data.batch import Batch, Side
 from rcray.models.load import load_model
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import objective
@@ -19,7 +18,7 @@ from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_chec
 from rcray.train.parts import score_source
 from rcray.train.sharded import is_sharded, whole_weights
 from rcray.train.step import StepState, optimizer_step
-from tests.math.test_one_backward import make_batch
+from tests.math.test_one_backward import half, make_batch
 
 PAIRS = 4
 
@@ -55,11 +54,6 @@ def build(directory, method, way):
         reduce_gradients=None if way == "one" else parallel.sum_gradients,
         clip=parallel.clip_norm if way == "fsdp" else torch.nn.utils.clip_grad_norm_,
     )
-
-
-def half(batch, rows):
-    sides = [Side(s.ids[rows], s.attention[rows], s.response[rows]) for s in (batch.chosen, batch.rejected)]
-    return Batch(batch.index[rows], *sides)
 
 
 def steps(state, batch, count):

@@ -44,17 +44,18 @@ def running_head(extra, **more):
     """
     gcs, dashboard, client, agent = free_ports(4)
     directory = Path(tempfile.mkdtemp(prefix="rh", dir="/tmp"))  # short: socket paths have a limit
+    binaries = Path(sys.executable).parent
     environment = {
         **os.environ,
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",  # jobs find `python` as in an activated environment
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_TMPDIR": str(directory),
         "RAY_USAGE_STATS_ENABLED": "0",
         **more,
     }
-    ray = Path(sys.executable).parent / "ray"
     command = [
-        *(str(ray), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}"),
+        *(str(binaries / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}"),
         *("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
         *(f"--ray-client-server-port={client}", f"--dashboard-agent-listen-port={agent}"),
         *(f"--temp-dir={directory}", "--disable-usage-stats", *extra(gcs)),
