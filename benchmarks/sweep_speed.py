@@ -1,7 +1,7 @@
 """A 16-cell grid as one `rcray sweep` against 16 `rcray train` processes one after another, and the sweep's memory.
 
-Both train the same cells on tiny-neox into fresh stores that already hold the model. The sweep also evaluates every
-cell and writes tables, figures and the report; the separate processes only train. The memory is the largest sum of
+Both train the same cells on tiny-neox into fresh stores that already hold the model, tracked as by default. The sweep
+also evaluates every cell and writes tables, figures and the report; the separate processes only train. The memory is the largest sum of
 proportional set sizes over the sweep's whole process tree, Ray's own processes included.
 """
 
@@ -76,7 +76,7 @@ def fresh_store(directory: Path, cache: Path) -> Path:
 
 def one_sweep(file: Path, store: Path) -> tuple[float, int]:
     started = time.perf_counter()
-    command = [*RCRAY, "sweep", str(file), "--store", str(store), "--no-tracking"]
+    command = [*RCRAY, "sweep", str(file), "--store", str(store)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     memory = PeakMemory(process.pid)
     if process.wait():
