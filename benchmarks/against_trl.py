@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,59 +21,20 @@ import torch
 
 from benchmarks.interleaved import arguments, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, Setting, Size
-from rcray.data.encode import EncodedPair
+from benchmarks.trl_side import trl_batch, trl_trainer
 from rcray.train.step import StepState, optimizer_step
 
 SIZES = {"tiny": TINY, "hundred-million": HUNDRED_MILLION}
-RATE, BETA = 1e-6, 0.1
+RATE = 1e-6
 
 
 def trl_step(setting: Setting) -> tuple[Callable[[], object], Callable[[], float]]:
     """TRL's step, and its loss without one."""
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-    from trl import DPOConfig, DPOTrainer
-
-    words = {f"w{i}": i for i in range(setting.size.vocabulary - 3)} | {
-        name: setting.size.vocabulary - 1 - i for i, name in enumerate(("[unk]", "[pad]", "[eos]"))
-    }
-    raw = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[unk]", pad_token="[pad]", eos_token="[eos]")
-    made = setting.state(calibrated=False).model
-    options: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True}
-    trainer = DPOTrainer(
-        made,
-        args=DPOConfig(
-            output_dir=tempfile.mkdtemp(),
-            per_device_train_batch_size=setting.pairs,
-            beta=BETA,
-            max_length=None,
-            precompute_ref_log_probs=True,
-            gradient_checkpointing=False,  # on by default there
-            learning_rate=RATE,
-            **options,
-        ),
-        train_dataset=Dataset.from_list([{"prompt": "w1", "chosen": " w2", "rejected": " w3"}]),
-        processing_class=tokenizer,
-    )
-    ref = setting.reference
-    batch = trainer.data_collator(
-        [
-            {
-                "prompt_ids": list(pair.prompt),
-                "chosen_ids": list(pair.chosen),
-                "rejected_ids": list(pair.rejected),
-                "ref_chosen_logps": float(ref.sum_w[i]),
-                "ref_rejected_logps": float(ref.sum_l[i]),
-            }
-            for i, pair in enumerate(pairs_of(setting))
-        ]
-    )
+    trainer = trl_trainer(setting.state(calibrated=False).model, setting.size.vocabulary, setting.pairs, RATE)
+    batch = trl_batch(trainer, setting.encoded, setting.reference)
     trainer.create_optimizer()
     model, optimizer = trainer.model, trainer.optimizer
     trained = [p for p in model.parameters() if p.requires_grad]
-    trainer.current_gradient_accumulation_steps = 1
     model.train()
 
     def run() -> None:
@@ -88,17 +48,6 @@ def trl_step(setting: Setting) -> tuple[Callable[[], object], Callable[[], float
             return float(trainer.compute_loss(model, dict(batch)))
 
     return run, loss
-
-
-def pairs_of(setting: Setting) -> list[EncodedPair]:
-    """The pairs of the batch, as tokens."""
-    chosen, rejected = setting.batch.chosen, setting.batch.rejected
-    rows = []
-    for i in range(setting.pairs):
-        cut = int((chosen.response[i] == 0).sum())
-        prompt, answer = chosen.ids[i, :cut].tolist(), chosen.ids[i, cut:].tolist()
-        rows.append(EncodedPair(str(i), tuple(prompt), tuple(answer), tuple(rejected.ids[i, cut:].tolist())))
-    return rows
 
 
 def our_step(state: StepState, setting: Setting) -> Callable[[], dict[str, Any]]:

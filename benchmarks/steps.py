@@ -15,7 +15,7 @@ from rcray.calibration.scores import Estimator
 from rcray.data.batch import Batch, collate
 from rcray.data.encode import EncodedPair
 from rcray.data.layout import CHOSEN, REJECTED, packed, two_rows
-from rcray.models.forward import answer_logps
+from rcray.models.forward import answer_logps, short_mlp
 from rcray.models.likelihood import side_logps
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import PairLogps, objective
@@ -82,6 +82,7 @@ class Setting:
 
     method: str
     size: Size
+    encoded: list[EncodedPair]
     batch: Batch
     sharing: str
     reference: ReferenceLogps
@@ -91,11 +92,12 @@ class Setting:
     def of(cls, method: str, size: Size, *, pairs: int, prompt: int, answer: int, sharing: str) -> "Setting":
         """A fresh model and random pairs of these lengths."""
         base = build(size, method)
-        batch = collate(random_pairs(size.vocabulary, pairs, prompt, answer), range(pairs))
+        encoded = random_pairs(size.vocabulary, pairs, prompt, answer)
+        batch = collate(encoded, range(pairs))
         with torch.no_grad():
             sums = [side_logps(base, side).sums.double() for side in (batch.chosen, batch.rejected)]
         counts = torch.full((pairs,), float(answer), dtype=torch.float64)
-        return cls(method, size, batch, sharing, ReferenceLogps(*sums, counts, counts), base)
+        return cls(method, size, encoded, batch, sharing, ReferenceLogps(*sums, counts, counts), base)
 
     @property
     def pairs(self) -> int:
@@ -136,7 +138,7 @@ class Setting:
         layout = (packed if self.sharing == "on" else two_rows)(self.batch)
 
         def run() -> None:
-            logp, _ = answer_logps(state.model, layout)
+            logp, _ = answer_logps(state.model, layout, mlp=short_mlp(state.model))
             z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
             update(state, state.objective.loss(self._pairs(z_w, z_l)).mean())
 

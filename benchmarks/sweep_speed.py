@@ -1,8 +1,8 @@
 """A 16-cell grid as one `rcray sweep` against 16 `rcray train` processes one after another, and the sweep's memory.
 
 Both train the same cells on tiny-neox into fresh stores that already hold the model, tracked as by default. The sweep
-also evaluates every cell and writes tables, figures and the report; the separate processes only train. The memory is the largest sum of
-proportional set sizes over the sweep's whole process tree, Ray's own processes included.
+also evaluates every cell and writes tables, figures and the report; the separate processes only train. The memory is
+the largest sum of proportional set sizes over the sweep's whole process tree, Ray's own processes included.
 """
 
 import json

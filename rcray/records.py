@@ -57,6 +57,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("band_lower_full", "float", "log r* + log rho", "its lower edge"),
     Column("band_upper_full", "float", "log r* - log rho", "its upper edge"),
     Column("in_band_full", "float", "", "1 where the update made lies inside it, else 0"),
+    Column("rho_exact", "float", "rho", "cosine of the exact head scores, at steps where a sketch was checked"),
+    Column("log_r_star_exact", "float", "log r*", "centre of the band by the exact head scores, at those steps"),
     Column("probe_z_w", "float", "z_w", "chosen log-likelihood on the fixed probe set, when measured"),
     Column("probe_z_l", "float", "z_l", "rejected log-likelihood on the fixed probe set, when measured"),
     Column("pathway_realised", "str", "", "pathway on the probe set since the last measurement", metric=False),

@@ -109,6 +109,10 @@ class ExecutionConfig(Section):
         "auto", description="compute the prompt of a pair once for both answers; auto: where it spares enough"
     )
     gradient_checkpointing: bool = Field(False, description="recompute blocks in the backward: less memory, slower")
+    compile: bool = Field(False, description="torch.compile the blocks: faster steps after a slow first one")
+    check_sketch_every: int = Field(
+        0, ge=0, description="with calibration.scores sketch: steps between two looks at the exact scores; 0: never"
+    )
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp", description="ddp: every worker holds the model; fsdp: the blocks are sharded over the workers (FSDP2)"
     )

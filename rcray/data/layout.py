@@ -35,6 +35,7 @@ class Layout:
     place: Tensor  # [answers] how many answer tokens came before
     counts: Tensor  # [sides, pairs] answer tokens
     longest: int  # tokens of the longest answer
+    span: int  # tokens from the first to the last that predicts an answer, in the row where they are most
     split: int  # answer tokens before it are chosen ones
     sides: tuple[int, ...]  # which sides lie here
     row_pair: Tensor  # [rows]
@@ -100,12 +101,22 @@ class Layout:
             ids=self.ids.repeat(2, 1).gather(1, self.unpacked),
             lengths=torch.cat([prompt + count for count in self.counts]),
             predicts=row * width + prompt[self.pair] + self.place - 1,
+            span=self.longest,
             row_pair=both.repeat(2),
             row_side=both.new_tensor([CHOSEN, REJECTED]).repeat_interleave(self.pairs),
             positions=None,
             segments=None,
             unpacked=None,
         )
+
+    @cached_property
+    def answer_columns(self) -> Tensor:
+        """Columns of the tokens that predict answers, [rows, span]; a shorter row goes on beyond its last one."""
+        rows, width = self.ids.shape
+        first = self.predicts.new_full((rows,), width - 1)
+        first = first.scatter_reduce(0, self.predicts // width, self.predicts % width, "amin")
+        columns = first[:, None] + torch.arange(self.span, device=first.device)
+        return columns.clamp(max=width - 1)  # the last column predicts nothing
 
     def row_seeds(self, seed_w: Tensor, seed_l: Tensor) -> Tensor:
         """What belongs to each row of two sides, [rows], from values per pair."""
@@ -130,6 +141,7 @@ def two_rows(batch: Batch) -> Layout:
     prompt, chosen, rejected = _sizes(batch)
     pairs = len(prompt)
     width = int((prompt + torch.maximum(chosen, rejected)).max())
+    longest = int(torch.maximum(chosen, rejected).max())
     ids = torch.zeros(2 * pairs, width, dtype=torch.long)
     for first, side in ((0, batch.chosen), (pairs, batch.rejected)):
         _copy(ids[first : first + pairs], side)
@@ -144,7 +156,8 @@ def two_rows(batch: Batch) -> Layout:
         pair,
         place,
         torch.stack([chosen, rejected]),
-        int(torch.maximum(chosen, rejected).max()),
+        longest,
+        longest,
         int(chosen.sum()),
         (CHOSEN, REJECTED),
         both.repeat(2),
@@ -156,6 +169,7 @@ def one_side(batch: Batch, side: int) -> Layout:
     """The rows of one side alone: its own graph, so that its backward can be kept apart."""
     prompt, *counts = _sizes(batch)
     count, pairs = counts[side], len(prompt)
+    longest = int(count.max())
     ids = torch.zeros(pairs, int((prompt + count).max()), dtype=torch.long)
     _copy(ids, (batch.chosen, batch.rejected)[side])
     predicts, pair, place = _answers(prompt, count, ids.shape[1])
@@ -167,7 +181,8 @@ def one_side(batch: Batch, side: int) -> Layout:
         pair,
         place,
         count[None],
-        int(count.max()),
+        longest,
+        longest,
         len(predicts) if side == CHOSEN else 0,
         (side,),
         torch.arange(pairs),
@@ -204,6 +219,7 @@ def packed(batch: Batch) -> Layout:
         place,
         torch.stack([chosen, rejected]),
         int(torch.maximum(chosen, rejected).max()),
+        int((chosen + rejected).max()),
         int(chosen.sum()),
         (CHOSEN, REJECTED),
         torch.arange(pairs),

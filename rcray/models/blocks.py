@@ -14,6 +14,14 @@ from torch import Tensor, nn
 ADAPTER = re.compile(r"(.*?\.(\d+))\.[\w.]*lora_")
 
 
+def blocks_of(body: nn.Module) -> nn.ModuleList:
+    """The transformer blocks of a body: its longest list of modules."""
+    lists = [module for module in body.children() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ValueError(f"{type(body).__name__} has no list of blocks")
+    return max(lists, key=len)
+
+
 @dataclass(frozen=True)
 class AdapterBlock:
     """The last block with trainable adapters."""

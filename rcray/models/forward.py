@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,17 +12,19 @@ from torch import Tensor, nn
 from rcray.data.batch import Batch, Side
 from rcray.data.layout import Layout, packed, two_rows
 from rcray.models.head import HeadPass, OnResiduals, head_pass
+from rcray.models.last_mlp import answers_only, last_mlp
 from rcray.models.likelihood import body_of, has_plain_head
 
 log = logging.getLogger(__name__)
 
 
-def answer_hidden(model: Any, layout: Layout) -> Tensor:
-    """Hidden states that predict the answer tokens, [answers, hidden], with their graph."""
+def answer_hidden(model: Any, layout: Layout, mlp: nn.Module | None = None) -> Tensor:
+    """Hidden states that predict the answer tokens, [answers, hidden], with their graph; `mlp` computes no others."""
     inputs: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
     if layout.packed:
         inputs |= {"attention_mask": layout.mask(), "position_ids": layout.positions}
-    hidden = body_of(model)(**inputs).last_hidden_state
+    with answers_only(mlp, layout):
+        hidden = body_of(model)(**inputs).last_hidden_state
     above = layout.plain_rows if hidden.shape[0] != layout.ids.shape[0] else layout
     return hidden.reshape(-1, hidden.shape[-1]).index_select(0, above.predicts)  # its backward adds, [] would scatter
 
@@ -31,11 +33,20 @@ def answer_logps(
     model: Any,
     layout: Layout,
     *,
+    mlp: nn.Module | None = None,
     scores: bool = False,
     on_residuals: OnResiduals | None = None,
 ) -> tuple[Tensor, HeadPass]:
-    """Log-probabilities of the answer tokens, [answers], and the head's pass they came from."""
-    hidden = answer_hidden(model, layout)
+    """Log-probabilities of the answer tokens, [answers], and the head's pass they came from.
+
+    Args:
+        model: a causal language model with a plain head.
+        layout: its pairs, as they lie in the forward.
+        mlp: the last block's feed-forward layer (`short_mlp`), where it may leave out the prompts.
+        scores: whether the pass will be asked for the head's scores.
+        on_residuals: called with the head's residuals as they pass.
+    """
+    hidden = answer_hidden(model, layout, mlp)
     return head_pass(model.get_output_embeddings(), hidden, layout.targets, scores=scores, on_residuals=on_residuals)
 
 
@@ -73,6 +84,16 @@ def unfolding(block: nn.Module, layout: Layout) -> Iterator[None]:
         handle.remove()
 
 
+def short_mlp(model: Any) -> nn.Module | None:
+    """The last feed-forward layer, where likelihoods stay the same without the prompts' way through it; tried once."""
+    if "rcray_short_mlp" not in model.__dict__:
+        mlp = last_mlp(model)
+        # Held in a tuple: as an attribute of its own it would become a second name of the same parameters.
+        model.rcray_short_mlp = (mlp if mlp is not None and _short_equals_whole(model, mlp) else None,)
+    (found,) = model.rcray_short_mlp
+    return found  # type: ignore[no-any-return]
+
+
 def can_share_prompts(model: Any) -> bool:
     """Whether packed rows give this model's likelihoods; tried once per model, on a few tokens."""
     known = model.__dict__.get("rcray_shares_prompts")
@@ -94,6 +115,23 @@ def _takes_packed_rows(model: Any) -> bool:
 
 
 def _packed_equals_plain(model: Any) -> bool:
+    return _agree(
+        model,
+        lambda batch: answer_logps(model, packed(batch).to(_device(model)))[0],
+        lambda batch: answer_logps(model, two_rows(batch).to(_device(model)))[0],
+    )
+
+
+def _short_equals_whole(model: Any, mlp: nn.Module) -> bool:
+    return _agree(
+        model,
+        lambda batch: answer_logps(model, two_rows(batch).to(_device(model)), mlp=mlp)[0],
+        lambda batch: answer_logps(model, two_rows(batch).to(_device(model)))[0],
+    )
+
+
+def _agree(model: Any, *ways: Callable[[Batch], Tensor]) -> bool:
+    """Whether ways to compute likelihoods agree on a few tokens; one that cannot be gone does not."""
     weight = model.get_output_embeddings().weight
     words = torch.arange(1, 12) % weight.shape[0]
 
@@ -105,7 +143,11 @@ def _packed_equals_plain(model: Any) -> bool:
     exact = weight.dtype in (torch.float32, torch.float64)
     try:
         with torch.no_grad():
-            one, two = (answer_logps(model, make(batch).to(weight.device))[0].float() for make in (packed, two_rows))
+            one, two = (way(batch).float() for way in ways)
     except (TypeError, ValueError, RuntimeError):
         return False
     return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)
+
+
+def _device(model: Any) -> torch.device:
+    return model.get_output_embeddings().weight.device  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ Two ways, one result:
              next-token distribution, scores over all parameters, and heads that are not a plain matrix
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,12 +80,13 @@ class ReadOff:
 
     def scores(self) -> SideScores | Products:
         """Of all parts: one for both sides, or one for each."""
-        found = [part.scores() for part in self.parts]
-        if len(found) == 1:
-            return found[0]
-        w, l = found  # noqa: E741
-        assert isinstance(w, SideScores) and isinstance(l, SideScores)
-        return SideScores(w.w, l.l)
+        return _of_both([part.scores() for part in self.parts])
+
+    def exact_scores(self) -> SideScores:
+        """The head's scores that a sketch stands for."""
+        found = _of_both([part.exact_scores() for part in self.parts if isinstance(part, HeadPart)])
+        assert isinstance(found, SideScores)
+        return found
 
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """Part by part."""
@@ -103,6 +105,14 @@ class ReadOff:
                 p.grad = grad
 
 
+def _of_both(found: Sequence[SideScores | Products]) -> SideScores | Products:
+    if len(found) == 1:
+        return found[0]
+    w, l = found  # noqa: E741
+    assert isinstance(w, SideScores) and isinstance(l, SideScores)
+    return SideScores(w.w, l.l)
+
+
 def _layouts(state: "StepState", batch: Batch, apart: bool) -> list[Layout]:
     if apart:
         return [one_side(batch, CHOSEN), one_side(batch, REJECTED)]
@@ -117,7 +127,7 @@ def _part(state: "StepState", layout: Layout, weights: Tensor | None, alone: boo
     with state.precision():
         if source.block is None:
             return HeadPart(state.model, layout, source, weights, alone=alone)
-        return (CutPart if state.calibrator else WatchedPart)(state.model, layout, source.block)
+        return (CutPart if state.calibrator else WatchedPart)(state.model, layout, source.block, source.mlp)
 
 
 def _token_weights(layout: Layout, state: "StepState") -> Tensor:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rcray.models.blocks import blocks_of
 from rcray.models.likelihood import body_of
 from rcray.models.load import CPU
 
@@ -107,11 +108,3 @@ def shard(model: Any, *, mixed: torch.dtype | None = None) -> None:
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums
             module.set_gradient_divide_factor(1.0)  # seeds are over the pairs of all workers already: sum, not mean
-
-
-def blocks_of(body: nn.Module) -> nn.ModuleList:
-    """The transformer blocks of a body: its longest list of modules."""
-    lists = [module for module in body.children() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise ValueError(f"{type(body).__name__} has no list of blocks to shard")
-    return max(lists, key=len)

@@ -19,7 +19,7 @@ from rcray.calibration.head_scores import HeadSums, exact_form, gram_products
 from rcray.calibration.scores import Estimator, Gradients, Products, branch_gradients, sketch_projection
 from rcray.data.layout import CHOSEN, REJECTED, Layout
 from rcray.models.blocks import AdapterBlock, Flow, cutting, last_adapter_block, watching
-from rcray.models.forward import answer_logps, can_share_prompts, unfolding
+from rcray.models.forward import answer_logps, can_share_prompts, short_mlp, unfolding
 from rcray.models.likelihood import has_plain_head
 
 #: Below this a row's gradient is too small to be divided by its seed again.
@@ -41,6 +41,7 @@ class ScoreSource:
     estimator: Estimator
     block: AdapterBlock | None = None
     projection: Tensor | None = None
+    mlp: nn.Module | None = None  # the last feed-forward layer, where it may leave out the prompts
 
     @property
     def shares_prompts(self) -> bool:
@@ -54,9 +55,10 @@ def score_source(model: Any, estimator: Estimator) -> ScoreSource | None:
         return None
     if estimator == "adapters":
         block = last_adapter_block(model)
-        return None if block is None else ScoreSource(estimator, block)
+        return None if block is None else ScoreSource(estimator, block, mlp=short_mlp(model))
     head = model.get_output_embeddings()
-    return ScoreSource(estimator, None, sketch_projection(head.weight) if estimator == "sketch" else None)
+    projection = sketch_projection(head.weight) if estimator == "sketch" else None
+    return ScoreSource(estimator, projection=projection, mlp=short_mlp(model))
 
 
 def may_share_prompts(model: Any, source: ScoreSource | None) -> bool:
@@ -96,7 +98,7 @@ class HeadPart:
         self.sums: HeadSums | None = None
         if weights is not None and self.form != "gram":
             self.sums = HeadSums(weights, layout.split, source.projection)
-        self.graph, self.made = answer_logps(model, layout, scores=True, on_residuals=self.sums)
+        self.graph, self.made = answer_logps(model, layout, mlp=source.mlp, scores=True, on_residuals=self.sums)
         self.logp = self.graph.detach()
 
     def begin(self, weights: Tensor) -> None:
@@ -114,6 +116,14 @@ class HeadPart:
         assert self.sums.w is not None and self.sums.l is not None
         return SideScores([self.sums.w], [self.sums.l])
 
+    def exact_scores(self) -> SideScores:
+        """What a sketch estimates, by direct sums over the residuals."""
+        sums = HeadSums(self.weights, self.layout.split)
+        for rows, residual in self.made.residuals():
+            sums(self.made, rows, residual)
+        assert sums.w is not None and sums.l is not None
+        return SideScores([sums.w], [sums.l])
+
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """The ordinary backward, from the log-probabilities."""
         self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))
@@ -122,9 +132,9 @@ class HeadPart:
 class CutPart:
     """Scores at the last block's adapters, by a walk that stops at the block's input."""
 
-    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock):
+    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
         with cutting(block.block) as self.cut:
-            self.graph, self.flows = _watched_logps(model, layout, block)
+            self.graph, self.flows = _watched_logps(model, layout, block, mlp)
         self.logp = self.graph.detach()
         self.layout, self.rows = layout, layout.plain_rows
 
@@ -152,9 +162,9 @@ class CutPart:
 class WatchedPart:
     """Scores at the last block's adapters from an ordinary backward, for runs whose seeds are not rescaled."""
 
-    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock):
+    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
         self.parameters = block.parameters
-        self.graph, self.flows = _watched_logps(model, layout, block)
+        self.graph, self.flows = _watched_logps(model, layout, block, mlp)
         self.logp = self.graph.detach()
         self.layout, self.rows = layout, layout.plain_rows
         self.found: SideScores | None = None
@@ -185,10 +195,12 @@ class WatchedPart:
         return SideScores(w, l)
 
 
-def _watched_logps(model: nn.Module, layout: Layout, block: AdapterBlock) -> tuple[Tensor, list[Flow]]:
+def _watched_logps(
+    model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None
+) -> tuple[Tensor, list[Flow]]:
     """Log-probabilities with their graph, and the flow through the block's adapters; packed rows unfold there."""
     with unfolding(block.block, layout), watching(block) as flows:
-        logp, _ = answer_logps(model, layout)
+        logp, _ = answer_logps(model, layout, mlp=mlp)
     return logp, flows
 
 

@@ -15,12 +15,13 @@ from rcray.config.schema import TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError
+from rcray.models.blocks import blocks_of
 from rcray.models.likelihood import body_of
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
 from rcray.objectives import build_objective
 from rcray.store import Store
-from rcray.train.parallel import ProcessGroup, blocks_of, clip_norm, shard, sum_gradients
+from rcray.train.parallel import ProcessGroup, clip_norm, shard, sum_gradients
 from rcray.train.parts import may_share_prompts, score_source
 from rcray.train.step import StepState
 
@@ -54,6 +55,8 @@ def step_state(
         )
     if execution.gradient_checkpointing:
         checkpoint_blocks(model)
+    if execution.compile:
+        compile_blocks(model, device)
     sharded = execution.parallel == "fsdp"
     if sharded:
         if source is None:
@@ -82,6 +85,7 @@ def step_state(
         workers=workers,
         source=source,
         full_parameters=score_parameters(model, "full") if calibration.record_full else (),
+        check_sketch_every=execution.check_sketch_every if source and source.estimator == "sketch" else 0,
         share_prompts=sharing,
         reference=reference,
         live_reference=live,
@@ -132,6 +136,22 @@ def checkpoint_blocks(model: Any) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     last: Any = blocks_of(body_of(model))[-1]
     last.gradient_checkpointing = False
+
+
+def compile_blocks(model: Any, device: torch.device) -> None:
+    """Compiles the blocks, all but the last: there, hooks of ours cut, unfold and watch."""
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"execution.compile: true, but torch finds no C++ compiler: {str(error).splitlines()[0]}",
+                fix="install g++, or leave execution.compile off",
+            ) from None
+    for block in blocks_of(body_of(model))[:-1]:
+        block.compile()
 
 
 def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, total: int) -> Callable[[int], float]:

@@ -39,7 +39,7 @@ from rcray.errors import DegenerateRunError
 from rcray.models.load import CPU
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import Objective, PairLogps
-from rcray.train.micro import Micro, Plain, add_up, take_in
+from rcray.train.micro import Micro, Plain, ReadOff, add_up, take_in
 from rcray.train.parts import ScoreSource, SideScores
 from rcray.train.profile import phase
 
@@ -62,6 +62,7 @@ class StepState:
     workers: int = 1
     source: ScoreSource | None = None  # where scores are read off the backward; None: by extra gradients
     full_parameters: Sequence[Tensor] = ()  # for the band over all parameters, recorded beside the first where asked
+    check_sketch_every: int = 0  # steps between two looks at the exact scores beside a sketch; 0: never
     share_prompts: Literal["auto", "on", "off"] = "off"
     reference: ReferenceLogps | None = None  # cached sums, for objectives that need no more
     # For token-level objectives: the frozen model itself, or `model`, whose adapter is then switched off.
@@ -83,11 +84,14 @@ class Window:
     """Sums over the micro-batches of one window, on this worker."""
 
     pairs: int  # over all workers
+    checks_sketch: bool = False
     found: list[Incentives] = field(default_factory=list)
     scores_w: Gradients = field(default_factory=list)
     scores_l: Gradients = field(default_factory=list)
     full_w: Gradients = field(default_factory=list)
     full_l: Gradients = field(default_factory=list)
+    exact_w: Gradients = field(default_factory=list)
+    exact_l: Gradients = field(default_factory=list)
     products: Products | None = None  # in place of the sums, where this worker's one micro-batch is the window
     recorded: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.float64))
     tokens: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # real, computed
@@ -95,10 +99,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided for a window, and the scores over all parameters where they were asked for."""
+    """What was decided for a window, and how other scores see the update, where they were asked for."""
 
     calibration: Calibration
-    full: Calibration | None
+    full: Calibration | None = None  # over all parameters
+    exact: Calibration | None = None  # by the scores that a sketch estimates
 
 
 def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dict[str, Any]:
@@ -107,8 +112,9 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
     state.optimizer.zero_grad(set_to_none=True)
     windows = [[b] for b in batches] if state.per_micro_batch else [list(batches)]
     decisions, sums = [], torch.zeros(8, dtype=torch.float64)
+    checks_sketch = bool(state.check_sketch_every) and (step - 1) % state.check_sketch_every == 0
     for part in windows:
-        window = Window(sum(len(batch.index) for batch in part) * state.workers)
+        window = Window(sum(len(batch.index) for batch in part) * state.workers, checks_sketch)
         backward = _calibrate_over_many if state.calibrator and len(part) > 1 else _calibrate_at_once
         decisions.append(backward(state, part, window, step))
         sums += torch.cat([window.recorded, window.tokens])
@@ -128,9 +134,12 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
     state.scheduler.step()
     *recorded, real, computed = state.reduce.sum(sums).tolist()
     row = _record([d.calibration for d in decisions], recorded, state.batch_size)
+    exact = _record_beside("exact", [d.exact for d in decisions])
     return {
         **row,
-        **_record_full([d.full for d in decisions]),
+        **_record_beside("full", [d.full for d in decisions]),
+        "rho_exact": exact["rho_exact"],
+        "log_r_star_exact": exact["log_r_star_exact"],
         "grad_norm": norm,
         "learning_rate": rate,
         "padding": 1 - real / computed,
@@ -167,6 +176,11 @@ def _join(state: StepState, micro: Micro, window: Window) -> None:
         found = SideScores(*plain_scores(micro.pairs.z_w, micro.pairs.z_l, state.full_parameters))
         add_up(window.full_w, found.w)
         add_up(window.full_l, found.l)
+    if window.checks_sketch:
+        assert isinstance(micro, ReadOff)
+        found = micro.exact_scores()
+        add_up(window.exact_w, found.w)
+        add_up(window.exact_l, found.l)
     with phase("scores"):
         scores = micro.scores()
     if isinstance(scores, Products):
@@ -189,11 +203,12 @@ def _decide(state: StepState, window: Window) -> Decision:
         scores = summary(window.scores_w, window.scores_l)
     stats = statistics(*means, scores)
     decision = state.calibrator.update(stats) if state.calibrator else observe(stats)
-    if not window.full_w:
-        return Decision(decision, None)
-    # The update that is made, seen from all parameters.
-    full = statistics(*means, summary(window.full_w, window.full_l)).scaled(decision.log_alpha)
-    return Decision(decision, observe(full))
+
+    def seen_by(w: Gradients, l: Gradients) -> Calibration | None:  # noqa: E741
+        """The update that is made, from other scores."""
+        return observe(statistics(*means, summary(w, l)).scaled(decision.log_alpha)) if w else None
+
+    return Decision(decision, full=seen_by(window.full_w, window.full_l), exact=seen_by(window.exact_w, window.exact_l))
 
 
 def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Decision:
@@ -254,17 +269,17 @@ def _sums(state: StepState, batch: Batch, pairs: PairLogps, loss: Tensor, step: 
         return torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
 
 
-def _record_full(decisions: Sequence[Calibration | None]) -> dict[str, float]:
-    """The band over all parameters, averaged over the windows; NaN where it was not asked for."""
-    names = ("log_s_w_full", "log_s_l_full", "rho_full", "log_r_star_full", "band_lower_full", "band_upper_full")
+def _record_beside(kind: str, decisions: Sequence[Calibration | None]) -> dict[str, float]:
+    """The band by other scores, averaged over the windows; NaN where it was not asked for."""
+    names = [f"{name}_{kind}" for name in ("log_s_w", "log_s_l", "rho", "log_r_star", "band_lower", "band_upper")]
     seen = [d for d in decisions if d is not None]
     if not seen:
-        return dict.fromkeys((*names, "in_band_full"), math.nan)
+        return dict.fromkeys((*names, f"in_band_{kind}"), math.nan)
     rows = [
         (d.stats.log_s_w, d.stats.log_s_l, d.stats.rho, d.band.log_r_star, d.band.lower, d.band.upper) for d in seen
     ]
     means = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-    return {**dict(zip(names, means, strict=True)), "in_band_full": float(all(bool(d.in_band) for d in seen))}
+    return {**dict(zip(names, means, strict=True)), f"in_band_{kind}": float(all(bool(d.in_band) for d in seen))}
 
 
 def _record(decisions: Sequence[Calibration], sums: Sequence[float], pairs: int) -> dict[str, Any]:

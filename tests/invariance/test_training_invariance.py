@@ -11,7 +11,7 @@ from rcray.config import run_id
 from rcray.data.batch import collate
 from rcray.data.layout import CHOSEN, REJECTED, packed, two_rows, worth_packing
 from rcray.models.blocks import last_adapter_block
-from rcray.models.forward import answer_logps, unfolding
+from rcray.models.forward import answer_logps, short_mlp, unfolding
 from rcray.objectives import PairLogps, build_objective
 from rcray.store import Store
 from rcray.train.launch import launch
@@ -90,7 +90,7 @@ def plain_training(training, calibrator=None):
             layout = (packed if shares(config, batch) else two_rows)(batch)
             block = last_adapter_block(model)  # packed rows are unfolded there, so that adapters part by side
             with unfolding(block.block, layout) if block else nullcontext():
-                logp, _ = answer_logps(model, layout)
+                logp, _ = answer_logps(model, layout, mlp=short_mlp(model))
             z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
             ref = state.reference
             ref_w, ref_l = (s[batch.index].float() if ref else None for s in (ref.sum_w, ref.sum_l))

@@ -4,6 +4,8 @@ The reference forwards chosen and rejected apart, as plain padded rows, and cali
 parts.py, layout.py or the packed rows is in it.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -28,13 +30,17 @@ SIZES = ((3, 9, 4), (12, 1, 7), (7, 5, 5), (9, 6, 12))
 WAYS = {"full": ("tiny-neox", "head"), "lora": ("tiny-mistral", "adapters"), "qlora": ("tiny-qwen2", "adapters")}
 
 
-def make_batch(sizes=SIZES, padding="right"):
+def make_pairs(sizes=SIZES):
     generator = torch.Generator().manual_seed(7)
 
     def tokens(count):
         return tuple(torch.randint(5, 400, (count,), generator=generator).tolist())
 
-    pairs = [EncodedPair(str(i), tokens(p), tokens(w), tokens(r)) for i, (p, w, r) in enumerate(sizes)]
+    return [EncodedPair(str(i), tokens(p), tokens(w), tokens(r)) for i, (p, w, r) in enumerate(sizes)]
+
+
+def make_batch(sizes=SIZES, padding="right"):
+    pairs = make_pairs(sizes)
     batch = collate(pairs, range(len(pairs)))
     return batch if padding == "right" else Batch(batch.index, _left(batch.chosen), _left(batch.rejected))
 
@@ -218,6 +224,25 @@ def test_the_sketch_is_that_of_the_plain_path(quick_cache, monkeypatch):
     compare(model, state, [batch], batch, "sketch", calibrated=True, monkeypatch=monkeypatch)
 
 
+@pytest.mark.parametrize("calibrated", [True, False], ids=["RC", "off"])
+@pytest.mark.parametrize("window", ["microbatch", "step"])
+def test_a_sketch_is_checked_against_the_exact_scores(quick_cache, window, calibrated):
+    batches = [half(make_batch(), slice(0, 2)), half(make_batch(), slice(2, 4))]
+    model = build(quick_cache, "full")
+    exact, sketched = (
+        state_of(model, "dpo", estimator=estimator, window=window, calibrated=calibrated, sharing="on")
+        for estimator in ("head", "sketch")
+    )
+    sketched.check_sketch_every = 2
+    expected = optimizer_step(exact, batches, 1)
+    rows = [optimizer_step(sketched, batches, step) for step in (1, 2, 3)]
+    for row in (rows[0], rows[2]):
+        assert row["rho_exact"] == pytest.approx(expected["rho"], abs=1e-9)
+        assert row["log_r_star_exact"] == pytest.approx(expected["log_r_star"], abs=1e-9)
+        assert 0 < abs(row["rho_exact"] - row["rho"]) < 0.2, "a sketch is near, and not the same"
+    assert math.isnan(rows[1]["rho_exact"]) and math.isnan(expected["rho_exact"])
+
+
 def test_a_saturated_pair_is_watched_too(quick_cache, monkeypatch):
     """Without calibration rows are divided by their seeds; a seed of nearly nothing takes another way."""
     model = build(quick_cache, "lora")
@@ -241,6 +266,24 @@ def test_gradient_checkpointing_changes_nothing(quick_cache, monkeypatch, method
     optimizer_step(state, [make_batch()], 1)
     got = gradients(model)
     assert all(torch.allclose(got[n], expected[n], atol=1e-9) for n in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_compiled_blocks_change_nothing(quick_cache, method):
+    from rcray.train.setup import compile_blocks
+
+    estimator = WAYS[method][1]
+    model = build(quick_cache, method)
+    state = state_of(model, "dpo", estimator=estimator, sharing="on")
+    plain = build(quick_cache, method)
+    expected, _ = published(plain, state_of(plain, "dpo", estimator=estimator), make_batch(), estimator, True)
+    compile_blocks(model, torch.device("cpu"))
+    for sizes in (SIZES[:2], SIZES):  # another length is no reason to fail
+        optimizer_step(state, [make_batch(sizes)], 1)
+    torch._dynamo.reset()
+    got = gradients(model)
+    assert all(torch.allclose(got[n], expected[n], atol=1e-6) for n in expected)
 
 
 def test_the_whole_zoo_is_tried():

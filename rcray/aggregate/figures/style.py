@@ -56,13 +56,13 @@ class Plot:
     caption: str
     svg: bytes
     png: bytes
-    pdf: bytes
+    pdf: bytes | None = None
     wide: bool = True  # takes the whole width of a page
 
     @property
     def files(self) -> dict[str, bytes]:
         """Content by suffix."""
-        return {"png": self.png, "svg": self.svg, "pdf": self.pdf}
+        return {"png": self.png, "svg": self.svg} | ({} if self.pdf is None else {"pdf": self.pdf})
 
 
 @contextlib.contextmanager
@@ -74,15 +74,17 @@ def style() -> Iterator[None]:
         yield
 
 
-def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = True) -> Plot:
-    """The figure in its three formats; no dates, no random ids."""
+def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = True, pdf: bool = True) -> Plot:
+    """The figure in its formats; no dates, no random ids."""
     FigureCanvasAgg(figure)
-    svg, png, pdf = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    svg, png, printed = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
-    figure.set_layout_engine("none")  # solved above; the next two keep it, and equal places
+    figure.set_layout_engine(None)  # solved above; the others keep it, and are drawn once, not twice
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": "rcray"})
-    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": "rcray", "Producer": None})
-    return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), pdf.getvalue(), wide)
+    if pdf:
+        about = {"CreationDate": None, "Creator": "rcray", "Producer": None}
+        figure.savefig(printed, format="pdf", metadata=about)
+    return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), printed.getvalue() or None, wide)
 
 
 def identity(index: int) -> tuple[str, str]:
