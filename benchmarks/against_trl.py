@@ -123,11 +123,11 @@ def main() -> None:
                 "rcray, off": our_step(setting.state(calibrated=False), setting),
                 "rcray, RC": our_step(setting.state(calibrated=True), setting),
             }
-            seconds = measure(variants, rounds)
+            times = measure(variants, rounds)
             title = f"{name}, {kind} (P {prompt}, W = L {answer}, {pairs} pairs; losses agree to {gap:.0e})"
-            print(table(title, seconds, "trl"))
+            print(table(title, times, "trl"))
             key = f"{name}, {kind}"
-            speed[key] = {v: round(seconds["trl"] / s, 3) for v, s in seconds.items() if v != "trl"}
+            speed[key] = {v: round(times.ratio("trl", v), 3) for v in times if v != "trl"}
             found = {v: peak(v, name, prompt, answer, pairs) for v in ("trl", "off", "RC")}
             print("  peak memory of a step: " + ", ".join(f"{v} {mb:.0f} MB" for v, mb in found.items()))
             memory[key] = {v: round(mb / found["trl"], 3) for v, mb in found.items() if v != "trl"}

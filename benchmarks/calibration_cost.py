@@ -21,7 +21,7 @@ from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
 
 def main() -> None:
     quick = arguments(__doc__).quick
-    size, length, pairs, rounds = (TINY, 48, 2, 3) if quick else (HUNDRED_MILLION, 64, 2, 7)
+    size, length, pairs, rounds = (TINY, 48, 2, 3) if quick else (HUNDRED_MILLION, 64, 2, 11)
     costs: dict[str, dict[str, float]] = {}
     print(f"calibration_cost ({machine()}; median of {rounds} interleaved rounds)")
     for method in ("full", "lora"):
@@ -36,14 +36,14 @@ def main() -> None:
                 variants["RC, sketch"] = setting.ours(calibrated=True, estimator="sketch")
             if sharing == "off":
                 variants |= {"logits": setting.logits(calibrated=False), "logits, RC": setting.logits(calibrated=True)}
-            seconds = measure(variants, rounds)
+            times = measure(variants, rounds)
             parameters = sum(p.numel() for p in setting.base.parameters())
             name = f"{method}, {'packed' if sharing == 'on' else 'rows'}"
-            print(table(f"{name} ({parameters / 1e6:.0f}M parameters)", seconds, "plain"))
-            costs[name] = {key: round(seconds[key] / seconds["plain"], 4) for key in variants if key.startswith("RC")}
-            costs[name]["off"] = round(seconds["off"] / seconds["plain"], 4)
-            if "logits, RC" in seconds:
-                costs[name]["published"] = round(seconds["logits, RC"] / seconds["logits"], 4)
+            print(table(f"{name} ({parameters / 1e6:.0f}M parameters)", times, "plain"))
+            costs[name] = {key: round(times.ratio(key, "plain"), 4) for key in variants if key.startswith("RC")}
+            costs[name]["off"] = round(times.ratio("off", "plain"), 4)
+            if "logits, RC" in times:
+                costs[name]["published"] = round(times.ratio("logits, RC", "logits"), 4)
             del setting, variants
     sizes = {"vocabulary": size.vocabulary, "hidden": size.hidden, "layers": size.layers, "tokens": length}
     print(json.dumps({"benchmark": "calibration_cost", "ratios": costs, "threads": torch.get_num_threads(), **sizes}))

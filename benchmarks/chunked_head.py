@@ -61,15 +61,15 @@ def main() -> None:
     quick = arguments(__doc__).quick
     vocabulary, hidden = (16_384, 256) if quick else (50_304, 512)
     fresh = multiprocessing.get_context("spawn")
-    seconds, memory = {}, {}
+    variants, memory = {}, {}
     for frozen in (False, True):
         name = "frozen head" if frozen else "trained head"
         inputs = make(vocabulary, hidden, frozen)
-        variants = {f"{path}, {name}": partial(forward_backward, run, inputs) for path, run in PATHS.items()}
-        seconds.update(measure(variants, rounds=3 if quick else 7))
+        variants |= {f"{path}, {name}": partial(forward_backward, run, inputs) for path, run in PATHS.items()}
         for path in PATHS:
             with fresh.Pool(1) as pool:  # a peak never falls: each figure needs a process of its own
                 memory[f"{path}, {name}"] = pool.apply(peak_megabytes, (path, vocabulary, hidden, frozen))
+    times = measure(variants, rounds=3 if quick else 7)
     print("peak memory:", ", ".join(f"{name} {value:.0f} MB" for name, value in memory.items()))
     ratios = {
         name: round(memory[f"chunked, {name}"] / memory[f"plain, {name}"], 4)
@@ -77,7 +77,7 @@ def main() -> None:
     }
     print("peak memory, chunked over plain:", json.dumps(ratios))
     sizes = {"vocabulary": vocabulary, "hidden": hidden, "tokens": TOKENS}
-    report("chunked_head", seconds, "plain, trained head", memory_ratios=ratios, **sizes)
+    report("chunked_head", times, "plain, trained head", memory_ratios=ratios, **sizes)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,41 @@ def arguments(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each variant over `rounds` interleaved rounds, after one warm-up round."""
+class Times(dict[str, float]):
+    """Median seconds of each variant. Ratios are taken round by round, so that a slow minute disturbs none of them."""
+
+    def __init__(self, rounds: dict[str, list[float]]):
+        super().__init__({name: statistics.median(values) for name, values in rounds.items()})
+        self.rounds = rounds
+
+    def ratio(self, name: str, baseline: str) -> float:
+        """The median over the rounds of one variant's seconds over another's."""
+        return statistics.median(self._ratios(name, baseline))
+
+    def spread(self, name: str, baseline: str) -> float:
+        """Half the distance between the quartiles of these ratios, by the root of how many there are."""
+        ratios = self._ratios(name, baseline)
+        if len(ratios) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return (high - low) / 2 / len(ratios) ** 0.5
+
+    def _ratios(self, name: str, baseline: str) -> list[float]:
+        return [one / other for one, other in zip(self.rounds[name], self.rounds[baseline], strict=True)]
+
+
+def measure(variants: dict[str, Callable[[], object]], rounds: int) -> Times:
+    """Seconds of each variant over interleaved rounds, after one warm-up round; each round begins with another."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
     for turn in range(rounds + 1):
-        for name, run in variants.items():
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             started = time.perf_counter()
-            run()
+            variants[name]()
             if turn:
                 seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return Times(seconds)
 
 
 def machine() -> str:
@@ -33,15 +58,19 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
-def table(title: str, seconds: dict[str, float], baseline: str) -> str:
+def table(title: str, times: Times, baseline: str) -> str:
     """Milliseconds and ratios to `baseline`, a line each."""
-    width = max(map(len, seconds))
-    lines = [f"{name:{width}s}  {1000 * s:8.1f} ms  {s / seconds[baseline]:6.3f}x" for name, s in seconds.items()]
+    width = max(map(len, times))
+    lines = [
+        f"{name:{width}s}  {1000 * seconds:8.1f} ms  {times.ratio(name, baseline):6.3f}x"
+        + ("" if name == baseline else f" ± {times.spread(name, baseline):.3f}")
+        for name, seconds in times.items()
+    ]
     return "\n".join([f" {title}", *(f"  {line}" for line in lines)])
 
 
-def report(title: str, seconds: dict[str, float], baseline: str, **facts: object) -> None:
+def report(title: str, times: Times, baseline: str, **facts: object) -> None:
     """Prints a table, and as the last line one JSON object of the ratios to `baseline`."""
-    print(table(f"{title} ({machine()}; median of interleaved rounds)", seconds, baseline))
-    ratios = {name: round(value / seconds[baseline], 4) for name, value in seconds.items()}
+    print(table(f"{title} ({machine()}; median of interleaved rounds)", times, baseline))
+    ratios = {name: round(times.ratio(name, baseline), 4) for name in times}
     print(json.dumps({"benchmark": title, "baseline": baseline, "ratios": ratios, **facts}))

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.interleaved import arguments, report
+from benchmarks.interleaved import Times, arguments, report
 from rcray.config import RunConfig, run_id
 from rcray.courier import Courier, Order
 from rcray.store import Store
@@ -94,7 +94,8 @@ def main() -> None:
         finished = time.perf_counter() - ended
         assert courier.outcome is not None and courier.outcome.complete, courier.outcome
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    wall = {name: statistics.median(values) for name, values in switch.wall.items()}
+    shortest = min(map(len, switch.wall.values()))
+    wall = Times({name: values[:shortest] for name, values in switch.wall.items()})
     cost = {}
     for kind, times in (("wall", switch.wall), ("cpu", switch.cpu)):
         mean, error = paired(times)
