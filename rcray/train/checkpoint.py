@@ -104,11 +104,19 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob("step-*")) if directory.is_dir() else []
 
 
-def restore_newest(directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> Progress | None:
-    """Loads the newest sound checkpoint, falling back past damaged ones; None where there is none."""
+def restore_newest(
+    directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any, *, upto: int | None = None
+) -> Progress | None:
+    """Loads the newest sound checkpoint, falling back past damaged ones; None where there is none.
+
+    `upto` is the last step whose record is sound: what a later checkpoint vouches for is damaged.
+    """
     for stale in directory.glob(".writing-*") if directory.is_dir() else ():
         shutil.rmtree(stale, ignore_errors=True)
     for path in reversed(checkpoints(directory)):
+        if upto is not None and int(path.name.partition("-")[2]) > upto:
+            log.warning("checkpoint %s: the records before it are damaged; trying the one before", path.name)
+            continue
         try:
             verify(path)
         except CheckpointError as error:
