@@ -19,6 +19,7 @@ STORE/
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ from rcray.errors import RcrayError, StoreError
 log = logging.getLogger(__name__)
 
 DEFAULT_STORE = Path("rcray-store")
+SEAL = "rcray-seal.json"  # in directories that are built here: size and hash of every file
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -206,6 +208,31 @@ def publish_directory(target: Path, build: Callable[[Path], None]) -> None:
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, as manifests name them."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def seal(directory: Path) -> None:
+    """Writes down what a built directory holds, so that damage shows."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    write_json(directory / SEAL, {str(path.relative_to(directory)): measured(path) for path in files})
+
+
+def broken_seal(directory: Path) -> str:
+    """What is damaged in a sealed directory; empty where all is sound, or where nobody sealed it."""
+    if not (directory / SEAL).exists():
+        return ""
+    try:
+        for name, expected in dict(read_json(directory / SEAL)).items():
+            if not (directory / name).is_file() or measured(directory / name) != expected:
+                return f"{name} has changed"
+    except (StoreError, TypeError, ValueError, OSError):
+        return f"{SEAL} cannot be read"
+    return ""
 
 
 def write_json(path: Path, content: Any) -> None:

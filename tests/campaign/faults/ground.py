@@ -22,6 +22,7 @@ from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell, expand
 from rcray.train.checkpoint import checkpoints
 from tests.ray.sweeping import RCRAY, environment
+from tests.track.servers import MlflowServer
 
 NAME = "disturbed"
 #: One cell is done long before the other, so that there is a moment with a finished and an unfinished one.
@@ -93,6 +94,10 @@ class Ground:
     folder: Path
     settings: tuple[str, ...] = ()  # of the command, beside the file and the store
     environment: dict[str, str] = field(default_factory=dict)
+    tracking_uri: str | None = None  # None: the store's own
+    expected_words: tuple[str, ...] = ()  # what the second command must say
+    unchanged: dict[Path, int] = field(default_factory=dict)  # files that it must not write again: modification times
+    servers: list[MlflowServer] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
 
     @property
@@ -107,13 +112,20 @@ class Ground:
     def experiment(self) -> Path:
         return self.store.experiment(NAME)
 
+    def clear(self) -> None:
+        """Ends what was started here, and forgets it."""
+        for command in self.commands:
+            if command.process.poll() is None:
+                command.kill()
+        for server in self.servers:
+            server.kill()
+
     def lay(self, content: Path, *, only_cache: bool) -> None:
         """Fresh content: all of a store, or its tiny model alone."""
-        shutil.rmtree(self.store.root, ignore_errors=True)
         if only_cache:
             shutil.copytree(content / "models", self.store.cache / "models")
         else:
-            shutil.copytree(content, self.store.root)
+            shutil.copytree(content, self.store.root, dirs_exist_ok=True)
         self.file.write_text(yaml.safe_dump(EXPERIMENT))
 
     def cells(self) -> list[Cell]:
@@ -168,7 +180,7 @@ def nothing_left_behind() -> Iterator[None]:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     prctl(_SUBREAPER, 1, 0, 0, 0)
-    left: list[psutil.Process] = []
+    left: list[list[str]] = []
     try:
         yield
         left = _await_end(before, ENDING_SECONDS)
