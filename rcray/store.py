@@ -304,6 +304,7 @@ _STORAGE_WORDS = {
     "No space left on device": FULL[0],
     "StorageFull": FULL[0],
     "PytorchStreamWriter failed writing": FULL[0],
+    ". unexpected pos ": FULL[0],  # torch.save: the file did not grow by what was written
     "database or disk is full": FULL[0],
     "Disk quota exceeded": FULL[1],
     "Read-only file system": "Read-only file system",

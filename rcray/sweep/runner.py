@@ -121,6 +121,7 @@ def _run_on_tune(
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial's last report says that it is finished, and no score
     }.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what ends a cell, or a full disk, is said by us
     import ray
     from ray import tune
 
