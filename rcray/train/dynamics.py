@@ -85,7 +85,7 @@ def sound_until(directory: Path) -> int:
         if last <= reached:  # rewound since
             continue
         try:
-            steps = _open_part(path)["step"].to_pylist()
+            steps = _read_part(path, SCHEMA.names)["step"].to_pylist()
         except (pa.ArrowException, OSError, KeyError, ValueError):  # ValueError: a name that is no text
             break
         if first > reached + 1 or steps != list(range(first, last + 1)):
