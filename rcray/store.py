@@ -262,21 +262,19 @@ def recover_json(path: Path, default: Any, then: str) -> Any:
         default: where there is none; its type is the type that is expected.
         then: what is done about the loss, for the warning.
     """
+    inode = path.stat().st_ino if path.is_file() else None
     try:
-        before = path.stat()
         found = read_json(path, default)
-        problem = (
-            "" if isinstance(found, type(default)) else f"{type(found).__name__} where {type(default).__name__} is due"
-        )
-    except FileNotFoundError:
-        return default
     except StoreError as error:
         if not isinstance(error.__context__, ValueError):  # it cannot be read, which is not damage
             raise
         problem = " ".join(str(error.__context__).split())
-    if not problem:
-        return found
-    aside = set_aside(path, before.st_ino)
+    else:
+        kind = type(default)
+        if isinstance(found, kind):
+            return found
+        problem = f"a {type(found).__name__}, not a {kind.__name__}"
+    aside = set_aside(path, inode)
     log.warning("%s is damaged (%s)%s; %s", path, problem, f", kept as {aside.name}" if aside else "", then)
     return default
 
