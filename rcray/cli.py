@@ -261,9 +261,9 @@ def train(
     opened = Store.open(store)
     from rcray.pipeline import train as run
     from rcray.progress import ProgressLine
-    from rcray.train.launch import is_finished
+    from rcray.train.launch import is_whole
 
-    if is_finished(opened.run(cell.run_id)):
+    if is_whole(opened.run(cell.run_id)):
         typer.echo(f"{cell.label}: already finished in {opened.run(cell.run_id).path}")
         return
     if cell.config.execution.workers:

@@ -52,12 +52,13 @@ def sweep(
     directory = store.experiment(experiment.name)
     ledger = Ledger(directory / "ledger.json", cells)
     options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search)
-    courier = None if tracking_uri is None else open_courier(experiment, cells, store, tracking_uri, parent=True)
-    with courier or nullcontext():
-        run_sweep(cells, store, ledger, options)
-        report = build_report(store, experiment, cells)
-        if courier:
-            courier.finish(sweep_state(ledger), parent_paths(store, experiment.name), ledger.summary())
+    with store.explained():
+        courier = None if tracking_uri is None else open_courier(experiment, cells, store, tracking_uri, parent=True)
+        with courier or nullcontext():
+            run_sweep(cells, store, ledger, options)
+            report = build_report(store, experiment, cells)
+            if courier:
+                courier.finish(sweep_state(ledger), parent_paths(store, experiment.name), ledger.summary())
     best = best_of_search(experiment, cells, store)
     return Outcome(ledger, report, tracking_uri, courier.outcome if courier else None, best)
 
@@ -82,9 +83,10 @@ def train(
     """Trains one cell in this process or as a worker group, tracked in its experiment; raises what ended it."""
     from rcray.train.launch import launch
 
-    courier = None if tracking_uri is None else open_courier(experiment, [cell], store, tracking_uri, parent=False)
-    with courier or nullcontext():
-        status = launch(cell.config, store, on_step=on_step, profile=profile)
+    with store.explained():
+        courier = None if tracking_uri is None else open_courier(experiment, [cell], store, tracking_uri, parent=False)
+        with courier or nullcontext():
+            status = launch(cell.config, store, on_step=on_step, profile=profile)
     return TrainOutcome(status, courier.outcome if courier else None)
 
 

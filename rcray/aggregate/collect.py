@@ -84,7 +84,7 @@ def collect(store: Store, cells: Sequence[Cell]) -> list[CellResult]:
 def read_run(run: RunDir, cell: Cell) -> CellResult:
     """Reads one run directory."""
     try:
-        status = run.read_status()
+        status = read_json(run.status, default={})
     except StoreError as error:
         return CellResult(cell, run, "failed", error=str(error))
     known = status.get("total_steps")

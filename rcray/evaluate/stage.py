@@ -18,7 +18,7 @@ from rcray.evaluate.preference import BENCHMARK as PREFERENCE
 from rcray.evaluate.preference import Shifts, preference_rows
 from rcray.evaluate.rows import DEGENERATE, Row, contents
 from rcray.models.chain import read_chain
-from rcray.store import RunDir, Store, read_json, write_json
+from rcray.store import RunDir, Store, recover_json, write_json
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class EvaluationStage:
         run = store.run(run_id(config))
         if not run.evaluation.is_file():
             return False
-        have = read_json(run.evaluation).get("keys", {})
+        have = _recorded(run).get("keys", {})
         try:
             wanted = wanted_measurements(config, run, self.settings)
         except ModelError:  # an incomplete chain: measuring names the missing piece
@@ -101,8 +101,8 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
     rows: dict[str, list[dict[str, Any]]] = {}
     fault: str | None = None
     for measurement in wanted:
-        known = read_json(_cached(store, measurement.key), default=None)
-        if known is not None:
+        known = recover_json(_cached(store, measurement.key), {}, "measured again")
+        if known:
             rows[measurement.name] = known["rows"]
             fault = fault or known["fault"]
     todo = [measurement for measurement in wanted if measurement.name not in rows]
@@ -137,6 +137,10 @@ def _cached(store: Store, key: str) -> Path:
     return store.cache / "evaluation" / f"{key}.json"
 
 
+def _recorded(run: RunDir) -> dict[str, Any]:
+    return recover_json(run.evaluation, {}, "the run is evaluated again")  # type: ignore[no-any-return]
+
+
 def add_rows(run: RunDir, name: str, key: str, rows: Sequence[Row]) -> None:
     """Puts rows measured elsewhere into a run's file, in place of earlier ones of the same name."""
     _write(run, [Measurement(name, key)], {name: contents(rows)})
@@ -144,7 +148,7 @@ def add_rows(run: RunDir, name: str, key: str, rows: Sequence[Row]) -> None:
 
 def _write(run: RunDir, wanted: Sequence[Measurement], rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The run's own file: what was measured now, and what other settings had measured before."""
-    kept = read_json(run.evaluation, default={})
+    kept = _recorded(run)
     others = [row for row in kept.get("rows", ()) if row["benchmark"] not in rows]
     every = [*(row for measurement in wanted for row in rows[measurement.name]), *others]
     keys = {**kept.get("keys", {}), **{measurement.name: measurement.key for measurement in wanted}}

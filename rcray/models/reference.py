@@ -150,7 +150,9 @@ def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, devi
 
 def _write(path: Path, found: ReferenceLogps) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({name: getattr(found, name).numpy() for name in vars(found)}), sink)
+    pq.write_table(
+        pa.table({name: getattr(found, name).numpy() for name in vars(found)}), sink, write_page_checksum=True
+    )
     write_atomic(path, sink.getvalue().to_pybytes())
 
 
@@ -159,7 +161,7 @@ def _read(path: Path, rows: int) -> ReferenceLogps | None:
     if not path.exists():
         return None
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path, page_checksum_verification=True)
         columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in _COLUMNS]
     except FileNotFoundError:  # joined and removed by another process since
         return None

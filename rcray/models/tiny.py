@@ -5,18 +5,23 @@ a byte-level BPE tokenizer trained on the synthetic language and a short SFT on 
 other model directory, so the whole pipeline runs without a hub.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from rcray.config import content_key
 from rcray.config.model import TINY_NAMES
 from rcray.data import synthetic
 from rcray.data.encode import render
 from rcray.models.sources import build_once
+from rcray.store import broken_seal, publish_directory, seal
+
+log = logging.getLogger(__name__)
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>{% endfor %}"
@@ -52,7 +57,17 @@ def tiny_model_dir(name: str, cache: Path) -> Path:
     """The directory of a tiny model; built on first use, by one process, and published whole."""
     recipe = TINY_MODELS[name]
     target = cache / "models" / f"{name}-{content_key(asdict(recipe))}"
-    return build_once(target, lambda directory: _build(recipe, directory))
+
+    def build(directory: Path) -> None:
+        _build(recipe, directory)
+        seal(directory)
+
+    if broken_seal(target):
+        with FileLock(f"{target}.lock"):
+            if damage := broken_seal(target):  # else another process was faster
+                log.warning("%s: %s; building it again", target, damage)
+                publish_directory(target, build)
+    return build_once(target, build)
 
 
 def _build(recipe: Recipe, target: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.secrets import redact
-from rcray.store import Store, read_json, write_json
+from rcray.store import Store, recover_json, write_json
 from rcray.sweep.grid import Cell
 
 #: Every status a cell can have. `cached` is `ok` from an earlier command.
@@ -64,7 +64,7 @@ class Ledger:
                 status = "stopped"
             known = {name: found[name] for name in ("step", "total_steps", "seconds", "in_band") if name in found}
             error = redact(found.get("error", "")) if status in UNSUCCESSFUL else ""
-            note = stopped.get(key) or read_json(store.run(key).adjusted, default={}).get("note", "")
+            note = stopped.get(key) or store.run(key).read_adjusted().get("note", "")
             self.entries[key] = replace(entry, status=status, error=error, note=note, **known)
 
     @property
@@ -73,7 +73,7 @@ class Ledger:
 
     def stopped(self) -> dict[str, str]:
         """Runs that this experiment's search stopped early, and why; to any other experiment they are unfinished."""
-        found: dict[str, str] = read_json(self._stopped_path, default={})
+        found: dict[str, str] = recover_json(self._stopped_path, {}, "what to stop is decided again")
         return found
 
     def stop(self, run_id: str, reason: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import Experiment
-from rcray.store import RunDir
+from rcray.store import RunDir, read_json
 from rcray.sweep.cost import GPU, Cost, estimate, training_pairs
 from rcray.sweep.grid import Cell
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
@@ -89,7 +89,8 @@ def make_plan(
         for cell in found:
             known = cells.get(cell.run_id)
             if known is None:
-                status = RunDir(store / "runs" / cell.run_id).read_status().get("status", "pending")
+                run = RunDir(store / "runs" / cell.run_id)
+                status = read_json(run.status, default={}).get("status", "pending")  # a plan changes nothing
                 known = cells[cell.run_id] = PlannedCell(cell, status, estimate(cell.config))
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text

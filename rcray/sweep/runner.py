@@ -19,16 +19,17 @@ from typing import Any
 from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
-from rcray.store import RunDir, Store, write_json
+from rcray.store import RunDir, Store, storage_fault, write_json
 from rcray.sweep.cost import estimate
 from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
+from rcray.sweep.head import HeadWatch
 from rcray.sweep.ledger import UNSUCCESSFUL, Ledger
 from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory, possible_nodes
 from rcray.sweep.preparation import prepare_shared
 from rcray.sweep.search import early_stops, scheduler
-from rcray.sweep.trial import Stage, run_trial
-from rcray.train.launch import is_finished
+from rcray.sweep.trial import STORAGE, Stage, run_trial
+from rcray.train.launch import is_finished, is_whole
 
 log = logging.getLogger(__name__)
 
@@ -64,21 +65,28 @@ def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: Swee
 
     def watch() -> None:
         while not stop.wait(_REFRESH_SECONDS):
-            refresh([key for key in running if store.run(key).path.exists()])
+            try:
+                refresh([key for key in running if store.run(key).path.exists()])
+            except OSError as error:  # a full disk: the cells meet it too, and the end of the sweep says it
+                log.debug("ledger not written: %s", error)
 
     refresh([])
     if not todo:
         return ledger
     watcher = threading.Thread(target=watch, name="ledger", daemon=True)
     watcher.start()
-    try:
-        _run_on_tune(todo, store, ledger, options)
-    finally:
-        stop.set()
-        watcher.join()
+
+    def settle() -> None:
         for cell in todo:
             _settle(store.run(cell.run_id))
         refresh([])
+
+    try:
+        _run_on_tune(todo, store, ledger, options, settle)
+    finally:
+        stop.set()
+        watcher.join()
+        settle()
     return ledger
 
 
@@ -94,7 +102,7 @@ def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:
     run = store.run(cell.run_id)
     if run.read_status().get("status") == "degenerate":
         return True
-    return is_finished(run) and all(_is_done(stage, cell.config, store) for stage in options.stages)
+    return is_whole(run) and all(_is_done(stage, cell.config, store) for stage in options.stages)
 
 
 def _is_done(stage: Stage, config: RunConfig, store: Store) -> bool:
@@ -103,7 +111,9 @@ def _is_done(stage: Stage, config: RunConfig, store: Store) -> bool:
     return bool(knows(config, store)) if knows else store.run(run_id(config)).evaluation.exists()
 
 
-def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> None:
+def _run_on_tune(
+    cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions, settle: Callable[[], None]
+) -> None:
     for name, value in {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is ours
         "RAY_AIR_NEW_OUTPUT": "0",
@@ -111,6 +121,7 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: S
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial's last report says that it is finished, and no score
     }.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what ends a cell, or a full disk, is said by us
     import ray
     from ray import tune
 
@@ -118,6 +129,14 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: S
     if started_here:
         connect(needs_dashboard=any(cell.config.execution.workers for cell in cells))
     name = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+    def forget() -> None:  # Tune's own state: nothing is read from it
+        shutil.rmtree(store.root / "ray" / name, ignore_errors=True)
+
+    def lost() -> None:
+        forget()
+        settle()
+
     try:
         nodes = possible_nodes(options.cluster_file)
         at_once = concurrency(cells, nodes, options.concurrency)
@@ -142,16 +161,20 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: S
                 callbacks=[early_stops(ledger)] if asha else None,
             ),
         )
-        _record_lost(tuner.fit(), store)
+        with HeadWatch(lost):
+            results = tuner.fit()
+        _record_lost(results, store)
     finally:
         if started_here:
             ray.shutdown()
-        shutil.rmtree(store.root / "ray" / name, ignore_errors=True)  # Tune's own state: nothing is read from it
+        forget()
 
 
 def _record_lost(results: Any, store: Store) -> None:
     """A cell whose process was lost again and again has no status of its own making: it gets one here."""
     for result in results:
+        if reason := (result.metrics or {}).get(STORAGE) or (result.error and storage_fault(result.error)):
+            raise store.refusal(reason)
         if result.error is None:
             continue
         run = store.run(result.config["cell"]["run_id"])

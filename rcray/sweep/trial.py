@@ -15,7 +15,7 @@ from typing import Any
 
 from rcray.config import RunConfig
 from rcray.secrets import redact
-from rcray.store import RunDir, Store, read_json, write_atomic, write_json
+from rcray.store import RunDir, Store, storage_fault, write_atomic, write_json
 from rcray.sweep.faults import classify
 from rcray.sweep.ledger import UNSUCCESSFUL
 from rcray.train.launch import launch
@@ -25,6 +25,7 @@ Stage = Callable[[RunConfig, Store], Any]
 
 _REPORT_SECONDS = 1.0
 SCORE = "probe_margin"
+STORAGE = "storage_fault"  # in a trial's last report: why the store took no more
 
 
 def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], scored: bool = False) -> None:
@@ -41,6 +42,9 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
             for stage in stages:
                 stage(config, store)
     except Exception as error:
+        if reason := storage_fault(error):  # nothing can be written down there, and another try would meet the same
+            tune.report({"finished": True, STORAGE: reason})
+            return
         from rcray.train.loop import record_failure
 
         write_atomic(run.path / "error.log", redact(traceback.format_exc()))
@@ -54,7 +58,7 @@ def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = Fals
     """Trains to an outcome and returns the status; raises what is no outcome of the run."""
     adjusted = run.adjusted.exists()
     if adjusted:
-        config = with_micro_batch(config, read_json(run.adjusted)["used"])
+        config = with_micro_batch(config, run.read_adjusted()["used"])
     status = _attempt(config, run, store, scored)
     smaller = None if adjusted else smaller_micro_batch(config)
     if status["status"] != "oom" or smaller is None:

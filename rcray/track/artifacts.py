@@ -1,6 +1,5 @@
 """The files of a run as a tracker gets them: without secrets, records in one piece, and sent again only if changed."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ import pyarrow.parquet as pq
 
 from rcray.config import content_key
 from rcray.secrets import redact
-from rcray.store import RunDir, read_json
+from rcray.store import RunDir, measured, read_json
 from rcray.track.provenance import FILE as ENVIRONMENT
 from rcray.track.provenance import recorded
 from rcray.train.dynamics import read_dynamics
@@ -79,14 +78,9 @@ def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], M
 
 def checkpoint_manifest(run: RunDir) -> dict[str, Any]:
     """Size and SHA-256 of every file of the trained model and of the checkpoints that are left."""
-    final = {str(path.relative_to(run.final)): _digest(path) for path in _files(run.final)}
+    final = {str(path.relative_to(run.final)): measured(path) for path in _files(run.final)}
     left = {path.parent.name: read_json(path) for path in sorted(run.checkpoints.glob("step-*/manifest.json"))}
     return {"run_id": run.run_id, "final": final, "checkpoints": left}
-
-
-def _digest(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def tree(paths: Iterable[Path]) -> dict[str, Path]:

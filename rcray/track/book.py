@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from rcray.config import RunConfig
 from rcray.errors import RcrayError
 from rcray.secrets import redact
-from rcray.store import Store, read_json, write_atomic, write_json
+from rcray.store import Store, recover_json, write_atomic, write_json
 from rcray.sweep.grid import Cell
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Book:
         self.me = f"{os.getpid()}-{secrets.token_hex(4)}"
 
     def _read(self) -> dict[str, Any]:
-        return read_json(self.path, default={})
+        return recover_json(self.path, {}, "the cells are entered again, their ids asked of the tracker")
 
     @contextlib.contextmanager
     def _edit(self) -> Iterator[dict[str, Any]]:
@@ -126,7 +126,7 @@ class Book:
 def books(store: Store) -> list[Book]:
     """The books of every tracked experiment of a store."""
     found = sorted((store.root / "experiments").glob("*/tracking.json"))
-    return [Book(store, path.parent.name) for path in found if read_json(path, default={}).get("cells")]
+    return [book for path in found if (book := Book(store, path.parent.name))._read().get("cells")]
 
 
 def store_id(store: Store) -> str:

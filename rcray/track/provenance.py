@@ -8,7 +8,7 @@ from typing import Any
 
 import rcray
 from rcray.secrets import redact, redact_content
-from rcray.store import RunDir, read_json, write_json
+from rcray.store import RunDir, recover_json, write_json
 
 _PACKAGES = ("torch", "transformers", "peft", "ray", "mlflow")
 UNKNOWN = "unknown"
@@ -60,14 +60,14 @@ def environment() -> dict[str, Any]:
 def record_environment(run: RunDir, found: dict[str, Any]) -> None:
     """Notes the environment a run was started in; one that it is resumed in later is added if it differs."""
     path = run.path / FILE
-    kept = read_json(path, default=[])
+    kept = recover_json(path, [], "earlier environments of the run are forgotten")
     if found not in kept:
         write_json(path, [*kept, found])
 
 
 def recorded(run: RunDir) -> list[dict[str, Any]]:
     """Every environment a run was started in; empty for a run that nobody noted it for."""
-    return read_json(run.path / FILE, default=[])
+    return recover_json(run.path / FILE, [], "earlier environments of the run are forgotten")
 
 
 def recorded_tags(run: RunDir) -> dict[str, str]:

@@ -9,7 +9,6 @@
 The data cursor is the step: the order of pairs is a function of the seed.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
 
 from rcray.errors import CheckpointError
-from rcray.store import read_json, write_json
+from rcray.store import measured, read_json, write_json
 from rcray.train.sharded import copy_into, is_sharded, load_optimizer, whole, whole_weights
 
 log = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ def save_checkpoint(
         torch.save(tensors, temporary / "optimizer.pt")
         write_json(temporary / "state.json", asdict(progress))
         files = sorted(path.name for path in temporary.iterdir())
-        write_json(temporary / "manifest.json", {name: _digest(temporary / name) for name in files})
+        write_json(temporary / "manifest.json", {name: measured(temporary / name) for name in files})
         for name in files:
             _sync(temporary / name)
         if target.exists():  # left by an attempt that was killed after publishing
@@ -104,11 +103,19 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob("step-*")) if directory.is_dir() else []
 
 
-def restore_newest(directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> Progress | None:
-    """Loads the newest sound checkpoint, falling back past damaged ones; None where there is none."""
+def restore_newest(
+    directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any, *, upto: int | None = None
+) -> Progress | None:
+    """Loads the newest sound checkpoint, falling back past damaged ones; None where there is none.
+
+    `upto` is the last step whose record is sound: what a later checkpoint vouches for is damaged.
+    """
     for stale in directory.glob(".writing-*") if directory.is_dir() else ():
         shutil.rmtree(stale, ignore_errors=True)
     for path in reversed(checkpoints(directory)):
+        if upto is not None and int(path.name.partition("-")[2]) > upto:
+            log.warning("checkpoint %s: the records before it are damaged; trying the one before", path.name)
+            continue
         try:
             verify(path)
         except CheckpointError as error:
@@ -163,13 +170,8 @@ def verify(path: Path) -> None:
     except (OSError, ValueError, TypeError):
         raise CheckpointError(f"checkpoint {path.name}: its manifest is missing or damaged") from None
     for name, expected in manifest.items():
-        if not (path / name).is_file() or _digest(path / name) != expected:
+        if not (path / name).is_file() or measured(path / name) != expected:
             raise CheckpointError(f"checkpoint {path.name}: {name} is damaged")
-
-
-def _digest(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _sync(path: Path) -> None:

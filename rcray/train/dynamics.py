@@ -47,7 +47,7 @@ class Recorder:
             if last <= step:
                 continue
             if first <= step:
-                table = pq.read_table(path)
+                table = _open_part(path)
                 kept = table.filter(pa.compute.less_equal(table["step"], step))
                 _write(self.directory / part_name(first, step), kept)
             path.unlink()
@@ -77,9 +77,30 @@ def read_dynamics(directory: Path, columns: list[str] | None = None, after_step:
     return table.take(kept[unique > after_step]).select(wanted)
 
 
+def sound_until(directory: Path) -> int:
+    """The last step up to which the record is whole: every part is there and its content is what was written."""
+    reached = 0
+    for path in sorted(directory.glob("part-*.parquet")):
+        first, last = (int(number) for number in path.stem.split("-")[1:])
+        if last <= reached:  # rewound since
+            continue
+        try:
+            steps = _read_part(path, SCHEMA.names)["step"].to_pylist()
+        except (pa.ArrowException, OSError, KeyError, ValueError):  # ValueError: a name that is no text
+            break
+        if first > reached + 1 or steps != list(range(first, last + 1)):
+            break
+        reached = last
+    return reached
+
+
+def _open_part(path: Path) -> pa.Table:
+    return pq.read_table(path, page_checksum_verification=True)
+
+
 def _read_part(path: Path, columns: list[str]) -> pa.Table:
     """The columns of one part; one that came later than the part is not measured there."""
-    found = pq.read_table(path)
+    found = _open_part(path)
     for field in SCHEMA:
         if field.name in columns and field.name not in found.column_names:
             empty = {"float": math.nan, "str": "", "bool": False, "int": 0}[BY_NAME[field.name].kind]
@@ -89,5 +110,5 @@ def _read_part(path: Path, columns: list[str]) -> pa.Table:
 
 def _write(path: Path, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(table, sink, write_page_checksum=True)
     write_atomic(path, sink.getvalue().to_pybytes())

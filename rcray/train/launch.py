@@ -21,12 +21,26 @@ os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own notices
 
+log = logging.getLogger(__name__)
+
 WORKER_RETRIES = 2  # lost workers or nodes; deterministic errors end a run at once
 
 
 def is_finished(run: RunDir) -> bool:
     """Whether a run has its final model and says so."""
     return run.read_status().get("status") == "ok" and run.final.is_dir()
+
+
+def is_whole(run: RunDir) -> bool:
+    """Whether a run is finished and the records of all its steps are sound; else it is trained (again)."""
+    if not is_finished(run):
+        return False
+    from rcray.train.dynamics import sound_until
+
+    if sound_until(run.dynamics) >= int(run.read_status().get("step", 0)):
+        return True
+    log.warning("run %s: its step records are damaged; it is trained again", run.run_id)
+    return False
 
 
 def launch(
@@ -49,7 +63,7 @@ def launch(
     mirror = Mirror(config.execution.storage, run) if config.execution.storage else None
     if mirror and not is_finished(run):
         mirror.pull()
-    if is_finished(run):
+    if is_whole(run):
         return run.read_status()
     write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 

@@ -32,9 +32,9 @@ from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
 from rcray.secrets import redact
-from rcray.store import RunDir, Store, publish_directory, write_json
+from rcray.store import RunDir, Store, publish_directory, storage_fault, write_json
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
-from rcray.train.dynamics import Recorder
+from rcray.train.dynamics import Recorder, sound_until
 from rcray.train.mirror import Mirror
 from rcray.train.profile import StepProfile
 from rcray.train.setup import step_state
@@ -96,7 +96,8 @@ def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
         training.start()
         return training.run()
     except Exception as error:
-        if not lost_a_peer(error):  # else the run did nothing wrong: Ray starts the group again
+        # A run that lost a peer did nothing wrong: Ray starts the group again. Nor did one whose disk is full.
+        if not lost_a_peer(error) and not storage_fault(error):
             record_failure(job.run, error, **_identity(job))
             if rank == 0 and job.mirror:
                 job.mirror.push()
@@ -205,10 +206,11 @@ class Training:
         return self.job.run.read_status()
 
     def start(self) -> None:
-        """Goes back to the newest sound checkpoint, and forgets every record after it."""
+        """Goes back to the newest sound checkpoint whose records are sound too, and forgets every record after it."""
+        run, state = self.job.run, self.state
+        recorded = sound_until(run.dynamics)
         self.progress = (
-            restore_newest(self.job.run.checkpoints, self.state.model, self.state.optimizer, self.state.scheduler)
-            or Progress()
+            restore_newest(run.checkpoints, state.model, state.optimizer, state.scheduler, upto=recorded) or Progress()
         )
         if self.state.calibrator is not None:
             self.state.calibrator.load_state_dict(self.progress.calibrator)

@@ -82,8 +82,8 @@ def test_a_checkpoint_with_code_in_it_is_not_run(tmp_path):
     """Hash and size are right, as somebody who can write the store would make them."""
     import pickle
 
-    from rcray.store import write_json
-    from rcray.train.checkpoint import Progress, _digest, restore_newest
+    from rcray.store import measured, write_json
+    from rcray.train.checkpoint import Progress, restore_newest
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -92,7 +92,7 @@ def test_a_checkpoint_with_code_in_it_is_not_run(tmp_path):
     mark = tmp_path / "mark"
     torch.save({"optimizer": Touch(str(mark))}, path / "optimizer.pt")
     names = ("model.safetensors", "optimizer.pt", "state.json")
-    write_json(path / "manifest.json", {name: _digest(path / name) for name in names})
+    write_json(path / "manifest.json", {name: measured(path / name) for name in names})
     with pytest.raises(pickle.UnpicklingError):
         restore_newest(tmp_path / "checkpoints", model, optimizer, scheduler)
     assert not mark.exists()

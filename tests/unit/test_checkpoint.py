@@ -104,7 +104,7 @@ class Killed(BaseException):
     """Stands for the process ending here."""
 
 
-@pytest.mark.parametrize("where", ["save_model", "write_json", "_digest", "_sync", "replace"])
+@pytest.mark.parametrize("where", ["save_model", "write_json", "measured", "_sync", "replace"])
 def test_a_crash_in_the_middle_leaves_no_half_checkpoint(setup, tmp_path, monkeypatch, where):
     setup.save(tmp_path, 5)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -218,7 +218,7 @@ def test_the_optimizer_file_cannot_run_code(setup, tmp_path):
             return (os.mkdir, (str(tmp_path / "made"),))
 
     torch.save({"optimizer": Evil()}, path / "optimizer.pt")
-    manifest = {name: checkpoint._digest(path / name) for name in ("model.safetensors", "optimizer.pt", "state.json")}
+    manifest = {name: checkpoint.measured(path / name) for name in ("model.safetensors", "optimizer.pt", "state.json")}
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(Exception, match="eights"):
         Setup(1).restore(tmp_path)

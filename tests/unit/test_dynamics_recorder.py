@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rcray.records import COLUMNS
-from rcray.train.dynamics import SCHEMA, Recorder, part_name, read_dynamics
+from rcray.train.dynamics import SCHEMA, Recorder, part_name, read_dynamics, sound_until
 
 DEFAULTS = {"int": 0, "float": math.nan, "bool": False, "str": ""}
 
@@ -156,3 +156,38 @@ def test_records_from_before_a_column_are_read_as_not_measured(tmp_path):
     assert found.schema.names == SCHEMA.names
     assert math.isnan(found["rho_full"][0].as_py()) and found["step"][0].as_py() == 1
     assert read_dynamics(tmp_path, ["padding"]).num_rows == 1
+
+
+# -- damage
+
+
+def test_the_record_is_sound_up_to_the_first_damaged_or_missing_part(tmp_path):
+    assert sound_until(tmp_path) == 0
+    record(tmp_path, range(1, 6), range(6, 8), range(8, 12))
+    assert sound_until(tmp_path) == 11
+    (tmp_path / part_name(8, 11)).write_bytes((tmp_path / part_name(8, 11)).read_bytes()[:100])
+    assert sound_until(tmp_path) == 7
+    (tmp_path / part_name(6, 7)).unlink()
+    assert sound_until(tmp_path) == 5
+
+
+def test_a_turned_byte_shows_unless_it_changes_nothing(tmp_path):
+    record(tmp_path, range(1, 200))
+    path = tmp_path / part_name(1, 199)
+    sound, rows = path.read_bytes(), read_dynamics(tmp_path).to_pandas()
+    noticed = 0
+    for place in range(0, len(sound), 41):
+        content = bytearray(sound)
+        content[place] ^= 0xFF
+        path.write_bytes(content)
+        if sound_until(tmp_path) == 0:
+            noticed += 1
+        else:  # in what only describes the numbers
+            assert read_dynamics(tmp_path).to_pandas().equals(rows), place
+    assert noticed > 100
+
+
+def test_a_part_of_other_steps_than_its_name_says_is_not_sound(tmp_path):
+    record(tmp_path, range(1, 6))
+    (tmp_path / part_name(1, 5)).rename(tmp_path / part_name(1, 6))
+    assert sound_until(tmp_path) == 0

@@ -1,0 +1,91 @@
+"""The head of this machine's private Ray, watched: when it dies, whoever waits for Ray waits inside C++.
+
+Left alone, Ray's driver waits a minute for its head and then ends the process by itself: no message of ours, no ledger,
+agents that live on. No signal and no exception gets through to it meanwhile. So a thread of its own does what is left
+to do, says what happened, and ends the process, as Ray would.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from rcray.errors import RcrayError, printable
+from rcray.secrets import redact
+
+_LOOK_SECONDS = 1.0
+_END_SECONDS = 2.0
+_SHOW_CURSOR = "\x1b[?25h"  # a live table hides it
+
+
+class HeadLostError(RcrayError):
+    """The head of the private Ray ended by itself."""
+
+
+class HeadWatch:
+    """While it is entered, the head's death ends this process; of a cluster that was only joined it knows nothing."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        """`settle` writes down how things stand once nothing trains any more."""
+        self._head = _head_process()
+        self._settle = settle
+        self._left = threading.Event()
+
+    def __enter__(self) -> None:
+        if self._head is not None:
+            threading.Thread(target=self._watch, name="head", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+
+    def _watch(self) -> None:
+        while not self._left.wait(_LOOK_SECONDS):
+            if self._head.poll() is not None:
+                self._end()
+
+    def _end(self) -> None:
+        error = HeadLostError(
+            f"Ray's head on this machine ended (gcs_server, process {self._head.pid}), and the sweep with it",
+            fix="look what ended it (memory, an administrator); the same command continues",
+        )
+        try:
+            _end_family()
+            self._settle()
+        finally:
+            cursor = _SHOW_CURSOR if sys.stdout.isatty() else ""
+            sys.stdout.write(cursor)
+            sys.stdout.flush()
+            print(printable(redact(f"error: {error}")), file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+
+
+def _end_family() -> None:
+    """Ray's processes below this one. Not the courier: it ends by itself, when it has delivered."""
+    rays = [process for process in psutil.Process().children(recursive=True) if _is_rays(process)]
+    for process in rays:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(rays, timeout=_END_SECONDS)
+
+
+def _is_rays(process: psutil.Process) -> bool:
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return line.startswith("ray::") or "/ray/" in line
+
+
+def _head_process() -> Any:
+    """The head that this process started, as a Popen; None where it joined a cluster."""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None or not node.is_head():
+        return None
+    started = node.all_processes.get("gcs_server") or []
+    return started[0].process if started else None
