@@ -267,15 +267,16 @@ def train(
         typer.echo(f"{cell.label}: already finished in {opened.run(cell.run_id).path}")
         return
     if cell.config.execution.workers:
+        from rcray.sweep.connection import connect
         from rcray.sweep.placement import check_placement, possible_nodes
-        from rcray.sweep.runner import connect
 
         connect(needs_dashboard=True)
         check_placement([cell], possible_nodes(None))
     with ProgressLine(cell.label) as line:
         outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update, profile=profile)
     status = outcome.status
-    typer.echo(f"{cell.label}: {status['status']}, {status['step']} steps in {status['seconds']:.1f} s")
+    done = f", {status['step']} steps in {status['seconds']:.1f} s" if "step" in status else ""
+    typer.echo(f"{cell.label}: {status['status']}{done}")
     typer.echo(f"  {opened.run(cell.run_id).path}")
     _undelivered(outcome.delivered, store)
     if profile:

@@ -36,7 +36,7 @@ def evaluate_many(
     """
     import ray
 
-    from rcray.sweep.runner import connect
+    from rcray.sweep.connection import connect
 
     started_here = not ray.is_initialized()
     if started_here:

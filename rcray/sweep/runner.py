@@ -20,6 +20,7 @@ from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
 from rcray.store import RunDir, Store, write_json
+from rcray.sweep.connection import connect
 from rcray.sweep.cost import estimate
 from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
@@ -196,24 +197,6 @@ def check_shared_storage(store: Store) -> None:
 
 def _sees(path: Path) -> bool:
     return path.exists()
-
-
-def connect(*, needs_dashboard: bool) -> None:
-    """Joins the cluster this process belongs to, or starts a private one on this machine's loopback."""
-    import ray
-
-    if os.environ.get("RAY_ADDRESS"):  # set inside `ray job submit`
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        return
-    # address="local": never join a stranger's cluster by a stale file. Worker groups need the dashboard's state
-    # service to free their resources; small cells do without its processes.
-    ray.init(
-        address="local",
-        include_dashboard=needs_dashboard,
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
 
 
 def _spec(cell: Cell) -> dict[str, Any]:
