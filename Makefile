@@ -33,8 +33,9 @@ test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray T
 test-browser: $(VENV)/.installed  ## the MLflow UI in a headless Chromium; skipped where there is none
 	$(BIN)/python -m pytest -m browser
 
-campaign: $(VENV)/.installed  ## wrong input by the thousand; prints its figures
+campaign: $(VENV)/.installed  ## wrong input by the thousand, two hundred cells in one sweep; prints their figures
 	$(BIN)/python -m tests.campaign.bad_input
+	$(BIN)/python -m tests.campaign.soak
 
 bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

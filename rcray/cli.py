@@ -5,6 +5,7 @@ import logging
 import os
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -266,13 +267,14 @@ def train(
     if is_finished(opened.run(cell.run_id)):
         typer.echo(f"{cell.label}: already finished in {opened.run(cell.run_id).path}")
         return
-    if cell.config.execution.workers:
-        from rcray.sweep.connection import connect
-        from rcray.sweep.placement import check_placement, possible_nodes
+    with ExitStack() as stack:
+        if cell.config.execution.workers:
+            from rcray.sweep.connection import connected
+            from rcray.sweep.placement import check_placement, possible_nodes
 
-        connect(needs_dashboard=True)
-        check_placement([cell], possible_nodes(None))
-    with ProgressLine(cell.label) as line:
+            stack.enter_context(connected(needs_dashboard=True))
+            check_placement([cell], possible_nodes(None))
+        line = stack.enter_context(ProgressLine(cell.label))
         outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update, profile=profile)
     status = outcome.status
     done = f", {status['step']} steps in {status['seconds']:.1f} s" if "step" in status else ""

@@ -20,7 +20,7 @@ from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
 from rcray.store import RunDir, Store, write_json
-from rcray.sweep.connection import connect
+from rcray.sweep.connection import connected
 from rcray.sweep.cost import estimate
 from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
@@ -112,12 +112,14 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: S
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial's last report says that it is finished, and no score
     }.items():
         os.environ.setdefault(name, value)
-    import ray
+    with connected(needs_dashboard=any(cell.config.execution.workers for cell in cells)) as session:
+        session.keep_logs = _tune(cells, store, ledger, options)
+
+
+def _tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> bool:
+    """Returns whether a cell was lost with its processes."""
     from ray import tune
 
-    started_here = not ray.is_initialized()
-    if started_here:
-        connect(needs_dashboard=any(cell.config.execution.workers for cell in cells))
     name = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         nodes = possible_nodes(options.cluster_file)
@@ -143,15 +145,17 @@ def _run_on_tune(cells: Sequence[Cell], store: Store, ledger: Ledger, options: S
                 callbacks=[early_stops(ledger)] if asha else None,
             ),
         )
-        _record_lost(tuner.fit(), store)
+        return _record_lost(tuner.fit(), store)
     finally:
-        if started_here:
-            ray.shutdown()
         shutil.rmtree(store.root / "ray" / name, ignore_errors=True)  # Tune's own state: nothing is read from it
 
 
-def _record_lost(results: Any, store: Store) -> None:
-    """A cell whose process was lost again and again has no status of its own making: it gets one here."""
+def _record_lost(results: Any, store: Store) -> bool:
+    """A cell whose process was lost again and again has no status of its own making: it gets one here.
+
+    Returns whether there was one: Ray's logs may say why.
+    """
+    found = False
     for result in results:
         if result.error is None:
             continue
@@ -163,6 +167,8 @@ def _record_lost(results: Any, store: Store) -> None:
         reason = " ".join(str(result.error).split())[:400]
         text = f"its process was lost {PROCESS_RETRIES + 1} times: {reason}"
         write_json(run.status, {**status, "status": outcome, "error": text})
+        found = True
+    return found
 
 
 def check_shared_storage(store: Store) -> None:

@@ -4,10 +4,10 @@ torch's rendezvous store listens on every interface unless it is handed a socket
 interface the host's name leads to. A group over several machines is left as it is.
 """
 
-import importlib
 import ipaddress
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,14 @@ class _GroupBackend(_TorchBackend):
 def keep_to_loopback() -> None:
     """In a worker, before its process group: nothing changes unless its node's address is a loopback address."""
     import ray.util
+    import torch.distributed.rendezvous  # noqa: F401  # for sys.modules
 
     if not ipaddress.ip_address(ray.util.get_node_ip_address()).is_loopback:
         return
     for name in _SETTINGS:
         os.environ.setdefault(name, _loopback_interface())
-    # By its full name: `torch.distributed.rendezvous`, as an attribute, is the function.
-    importlib.import_module("torch.distributed.rendezvous").TCPStore = _store_on_loopback  # type: ignore[attr-defined]
+    # The module: as an attribute of torch.distributed, `rendezvous` is a function.
+    sys.modules["torch.distributed.rendezvous"].TCPStore = _store_on_loopback  # type: ignore[attr-defined]
 
 
 def _loopback_interface() -> str:

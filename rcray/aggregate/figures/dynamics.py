@@ -57,7 +57,7 @@ def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) ->
 
 
 def run_figure(run: RunDir, config: RunConfig) -> Plot | None:
-    """One run's own four panels (band, cosine, likelihoods, margin), as SVG, PNG and PDF; None without records."""
+    """One run's own four panels (band, cosine, likelihoods, margin), as SVG and PNG; None without records."""
     return draw_run(read_run(run, Cell(run.run_id, config, ())))
 
 
@@ -80,7 +80,7 @@ def draw_run(result: CellResult) -> Plot | None:
         _share_steps(axes, [drawn])
         title = f"{result.cell.label}, seed {result.seed}"
         caption = f"{_BAND}The cosine ρ of the two scores decides the band's width, 2|log ρ|. {_PROBE}"
-        return finish(figure, "dynamics", title, caption.strip())
+        return finish(figure, "dynamics", title, caption.strip(), pdf=False)
 
 
 def _share_steps(axes: Iterable[Axes], runs: Sequence[Drawn]) -> None:

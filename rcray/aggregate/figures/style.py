@@ -56,13 +56,13 @@ class Plot:
     caption: str
     svg: bytes
     png: bytes
-    pdf: bytes
+    pdf: bytes  # empty where it was not asked for
     wide: bool = True  # takes the whole width of a page
 
     @property
     def files(self) -> dict[str, bytes]:
         """Content by suffix."""
-        return {"png": self.png, "svg": self.svg, "pdf": self.pdf}
+        return {"png": self.png, "svg": self.svg, **({"pdf": self.pdf} if self.pdf else {})}
 
 
 @contextlib.contextmanager
@@ -74,15 +74,17 @@ def style() -> Iterator[None]:
         yield
 
 
-def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = True) -> Plot:
-    """The figure in its three formats; no dates, no random ids."""
+def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = True, pdf: bool = True) -> Plot:
+    """The figure in its formats; no dates, no random ids. PDF takes as long as the two others together."""
     FigureCanvasAgg(figure)
-    svg, png, pdf = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    svg, png, print_ready = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
     figure.set_layout_engine("none")  # solved above; the next two keep it, and equal places
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": "rcray"})
-    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": "rcray", "Producer": None})
-    return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), pdf.getvalue(), wide)
+    if pdf:
+        metadata = {"CreationDate": None, "Creator": "rcray", "Producer": None}
+        figure.savefig(print_ready, format="pdf", metadata=metadata)
+    return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), print_ready.getvalue(), wide)
 
 
 def identity(index: int) -> tuple[str, str]:
