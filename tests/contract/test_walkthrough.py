@@ -24,7 +24,7 @@ def test_what_is_run_instead_stands_in_the_readme():
 #: What a command must have said for the README to be true.
 SAYS = {
     "make quickstart": "14 ok",
-    "rcray doctor": "Ray",
+    "rcray doctor": "0 broken",
     "rcray init my.yaml --model ./my-model --data pairs.jsonl --method lora": "rcray sweep my.yaml",
     "rcray objectives": f"{len(BUILT_IN)} objectives",
     "rcray plan experiments/main.yaml": "GPU",
