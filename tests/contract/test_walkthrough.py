@@ -21,18 +21,18 @@ def test_what_is_run_instead_stands_in_the_readme():
     assert all(rule.why for rule in INSTEAD.values())
 
 
-#: What a command must have said for the README to be true.
+#: What a command must have said for the README to be true, as patterns.
 SAYS = {
     "make quickstart": "14 ok",
     "rcray doctor": "0 broken",
     "rcray init my.yaml --model ./my-model --data pairs.jsonl --method lora": "rcray sweep my.yaml",
     "rcray objectives": f"{len(BUILT_IN)} objectives",
     "rcray plan experiments/main.yaml": "GPU",
-    "rcray train experiments/quickstart.yaml --set objective=ipo --set calibration.enabled=true": "ok, 2 steps",
+    "rcray train experiments/quickstart.yaml --set objective=ipo --set calibration.enabled=true": "ok, 4 steps",
     "rcray sweep experiments/quickstart.yaml": "14 cached",
     "rcray sweep experiments/main.yaml --tiny": "8 ok",
     "rcray submit experiments/main.yaml": "8 cached",
-    "rcray sweep experiments/main.yaml": "8 cached",
+    "rcray sweep experiments/main.yaml": "8 (ok|cached)",
     "ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": "8 cached",
     "rcray train experiments/quickstart.yaml --set objective=kto --set calibration.enabled=true --profile": "backward",
     "rcray arena judge rc.json plain.json": "win rate",
@@ -49,7 +49,7 @@ def test_every_command_does_what_the_readme_says(tmp_path, model_cache, quick_ca
         shutil.copytree(model_cache, reader.folder / "rcray-store" / "cache")
         for printed in printed_commands():
             output = reader.run(printed)
-            assert SAYS.get(printed, "") in output, f"$ {printed}\n{output}"
+            assert re.search(SAYS.get(printed, ""), output), f"$ {printed}\n{output}"
         started = time.monotonic()
         _snippets(reader)
         reader.took["snippets"] = time.monotonic() - started
@@ -74,7 +74,7 @@ def _snippets(reader):
         file.write_text(yaml.safe_dump(content))
         reader.finish(f"rcray plan {file}")
         if "my_objectives" in block:
-            assert "ok, 2 steps" in reader.finish(f"rcray train {file} --no-tracking")
+            assert "ok, 4 steps" in reader.finish(f"rcray train {file} --no-tracking")
         if content["name"] == "my-grid":
             assert len(expand(load_experiment(file))) == 9
 

@@ -61,7 +61,7 @@ INSTEAD = {
     "rcray sweep experiments/main.yaml": Instead("rcray sweep experiments/main.yaml --tiny", _NO_GPU),
     "rcray sweep experiments/main.yaml --set execution.workers=2 --set train.micro_batch_size=2": Instead(
         "rcray sweep experiments/main.yaml --set execution.workers=2 --set train.micro_batch_size=2 --tiny "
-        "--set execution.cpus_per_worker=0.5 --set model=qwen2.5-7b --set objective=dpo --set calibration.enabled=true",
+        "--set execution.cpus_per_worker=0.5 --set model=tiny-qwen2 --set objective=dpo --set calibration.enabled=true",
         _NO_GPU + "; one of them",
     ),
     "rcray evaluate --run rcray-store --benchmark embedded": Instead(
@@ -222,7 +222,7 @@ def _shrink(experiments: Path, judge: str) -> None:
         (experiments / name).write_text(yaml.safe_dump(content, sort_keys=False))
 
     def quickstart(content: dict[str, Any]) -> None:
-        content["run"]["data"] |= {"train_pairs": 16, "eval_pairs": 16}
+        content["run"]["data"] |= {"train_pairs": 32, "eval_pairs": 16}  # four steps: a profile skips two
         content["evaluation"]["limit"] = 2
 
     def alpaca_eval(content: dict[str, Any]) -> None:
