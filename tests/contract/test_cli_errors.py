@@ -163,7 +163,7 @@ def test_interrupting_says_how_to_go_on(run, folder, monkeypatch):
     def interrupt(*_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_cells", interrupt)
+    monkeypatch.setattr(cli.before, "cells_of", interrupt)
     code, _, err = run("plan", "bald.yaml")
     assert code == EXIT_INTERRUPTED
     assert err.count("the same command continues") == 1
