@@ -33,9 +33,10 @@ test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray T
 test-browser: $(VENV)/.installed  ## the MLflow UI in a headless Chromium; skipped where there is none
 	$(BIN)/python -m pytest -m browser
 
-campaign: $(VENV)/.installed  ## wrong input by the thousand, then every fault; prints their figures
+campaign: $(VENV)/.installed  ## wrong input by the thousand, every fault, two hundred cells in one sweep; their figures
 	$(BIN)/python -m tests.campaign.bad_input
 	$(BIN)/python -m tests.campaign.faults
+	$(BIN)/python -m tests.campaign.soak
 
 bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

@@ -102,6 +102,10 @@ class Courier:
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
+    def hurry(self) -> None:
+        """Nothing is trained any more: it need not hold back, and delivers while the report is made."""
+        self._say(json.dumps({"hurry": True}) + "\n")
+
     def finish(self, state: State, paths: Sequence[Path] = (), tally: str = "") -> Delivered:
         """Lets it deliver the rest and close; returns what came of it."""
         if self.outcome is not None:

@@ -37,14 +37,28 @@ class _Ears:
 
     def __init__(self) -> None:
         self.order = Order.from_line(sys.stdin.readline())
+        self.hurried = False
         self.last_words: dict[str, Any] | None = None
-        self.gone = threading.Event()
+        self.gone = False
+        self._news = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in sys.stdin:
-            self.last_words = json.loads(line)
-        self.gone.set()
+            message = json.loads(line)
+            if "hurry" in message:
+                self.hurried = True
+            else:
+                self.last_words = message
+            self._news.set()
+        self.gone = True
+        self._news.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits, but not past the next message; returns whether the parent is still there."""
+        self._news.wait(seconds)
+        self._news.clear()
+        return not self.gone
 
 
 class _Mouth:
@@ -77,13 +91,17 @@ def main() -> None:
     with contextlib.suppress(RcrayError):  # tried again by each pass
         delivery.open()  # imports and schema take seconds once, and are no part of any pass
     pause = POLL_SECONDS
-    while not ears.gone.wait(pause):
+    while ears.wait(pause):
         before = time.process_time()
         limit = before + _DUTY * SLOWEST_POLL_SECONDS
+
+        def stop(limit: float = limit) -> bool:
+            return mouth.alive() if ears.hurried else time.process_time() > limit
+
         try:
-            delivery.deliver(stop=lambda limit=limit: time.process_time() > limit)  # type: ignore[misc]
+            delivery.deliver(stop=stop)
             used = time.process_time() - before
-            pause = min(max(POLL_SECONDS, used / _DUTY), SLOWEST_POLL_SECONDS)
+            pause = POLL_SECONDS if ears.hurried else min(max(POLL_SECONDS, used / _DUTY), SLOWEST_POLL_SECONDS)
         except RcrayError as error:
             log.warning("delivery will be tried again: %s", error)
             pause = min(2 * pause, SLOWEST_POLL_SECONDS)

@@ -56,6 +56,8 @@ def sweep(
         courier = None if tracking_uri is None else open_courier(experiment, cells, store, tracking_uri, parent=True)
         with courier or nullcontext():
             run_sweep(cells, store, ledger, options)
+            if courier:
+                courier.hurry()
             report = build_report(store, experiment, cells)
             if courier:
                 courier.finish(sweep_state(ledger), parent_paths(store, experiment.name), ledger.summary())
@@ -139,4 +141,4 @@ def draw_run(store: Store, cell: Cell) -> Mapping[str, bytes]:
     from rcray.aggregate.figures.dynamics import run_figure
 
     plot = run_figure(store.run(cell.run_id), cell.config)
-    return {} if plot is None else {"png": plot.png, "svg": plot.svg}
+    return {} if plot is None else plot.files

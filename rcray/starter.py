@@ -112,6 +112,11 @@ def _line(setting: str, comment: str) -> str:
 
 
 def _model(wanted: Wanted) -> dict[str, Any]:
+    if wanted.model.startswith(("/", "./", "../")) and not Path(wanted.model).is_dir():
+        raise ConfigError(
+            f"model.name: {wanted.model}: no such directory",
+            fix=f"correct the path, or give {', '.join((*TINY_NAMES, *MODEL_PRESETS))}, or a hub id",
+        )
     model: dict[str, Any] = {"name": _place(wanted.model, (*TINY_NAMES, *MODEL_PRESETS))}
     return {**model, "method": wanted.method} if wanted.method else model
 

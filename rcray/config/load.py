@@ -76,6 +76,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", fix=_nearby(path)) from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a directory, not an experiment", fix=_nearby(path / "x.yaml")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}", fix="give a UTF-8 YAML file") from None
     try:
@@ -205,8 +207,10 @@ def _explain_one(problem: dict[str, Any], model: type[BaseModel], given: Any) ->
 
 def _nearby(path: Path) -> str:
     there = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+    if (inside := path.parent / "experiments" / path.name).is_file():
+        return f"did you mean {inside}?"
     if not there:
-        return "check the path"
+        return "check the path; `rcray init FILE` writes an experiment to start from"
     near = get_close_matches(path.name, there, n=_SHOWN_FILES, cutoff=0.5)
     shown = [*near, *(name for name in there if name not in near)]
     return "files there: " + ", ".join(shown[:_SHOWN_FILES]) + (", …" if len(shown) > _SHOWN_FILES else "")

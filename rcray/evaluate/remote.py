@@ -36,12 +36,9 @@ def evaluate_many(
     """
     import ray
 
-    from rcray.sweep.runner import connect
+    from rcray.sweep.connection import connected
 
-    started_here = not ray.is_initialized()
-    if started_here:
-        connect(needs_dashboard=False)
-    try:
+    with connected(needs_dashboard=False):
         _require_room(configs, settings, ray.cluster_resources())
         waiting = {_submit(work, config, store, settings): config for config in configs}
         while waiting:
@@ -56,9 +53,6 @@ def evaluate_many(
             except ray.exceptions.RayError as error:  # the process was lost more often than it is retried
                 result = RcrayError(f"the evaluation's process was lost: {type(error).__name__}")
             on_done(config, result)
-    finally:
-        if started_here:
-            ray.shutdown()
 
 
 def resources(config: RunConfig, settings: EvaluationConfig) -> dict[str, float]:

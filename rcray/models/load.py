@@ -16,7 +16,7 @@ from rcray.config.model import ModelConfig
 from rcray.errors import ModelError
 from rcray.models.adapters import attach_adapter, new_adapter, require_fit, require_packages
 from rcray.models.chain import require_usable_as_sft
-from rcray.models.sources import Origin, build_once, cannot_load, locate, short_reason
+from rcray.models.sources import Origin, build_once, cannot_load, locate, save_whole, short_reason
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def merged_base(origin: Origin) -> Path:
     def build(directory: Path) -> None:
         base = _read_weights(config, origin.base, CPU, quantized=False)
         merged = attach_adapter(base, adapter).merge_and_unload(safe_merge=True)
-        merged.save_pretrained(directory, safe_serialization=True)
+        save_whole(merged, directory)
 
     return build_once(origin.cache / "models" / f"merged-{key}", build)
 

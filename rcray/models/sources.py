@@ -202,3 +202,9 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
                 log.info("building %s (once; cached in %s)", target.name, target)
                 publish_directory(target, build)
     return target
+
+
+def save_whole(model: Any, directory: Path) -> None:
+    """Saves a model from whichever worker builds it: by itself, transformers writes weights on rank 0 alone."""
+    model.should_save_on_this_rank = lambda is_main_process: True
+    model.save_pretrained(directory, safe_serialization=True)

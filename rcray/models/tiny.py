@@ -18,7 +18,7 @@ from rcray.config import content_key
 from rcray.config.model import TINY_NAMES
 from rcray.data import synthetic
 from rcray.data.encode import render
-from rcray.models.sources import build_once
+from rcray.models.sources import build_once, save_whole
 from rcray.store import broken_seal, publish_directory, seal
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _build(recipe: Recipe, target: Path) -> None:
         torch.manual_seed(recipe.seed)
         model = _new_model(recipe, tokenizer)
         _warm_up(model, tokenizer, recipe)
-    model.save_pretrained(target, safe_serialization=True)
+    save_whole(model, target)
     tokenizer.save_pretrained(target)
 
 

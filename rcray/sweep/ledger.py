@@ -120,7 +120,7 @@ class Ledger:
         table.add_column("cell", no_wrap=True)
         table.add_column("status", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
-        table.add_column("band", justify="right", no_wrap=True)
+        table.add_column("band", justify="right", no_wrap=True, min_width=4)
         table.add_column("s", justify="right", no_wrap=True)
         table.add_column("run", no_wrap=True)
         for entry in self.entries.values():

@@ -20,6 +20,7 @@ from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
 from rcray.store import RunDir, Store, storage_fault, write_json
+from rcray.sweep.connection import connected
 from rcray.sweep.cost import estimate
 from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
@@ -122,12 +123,16 @@ def _run_on_tune(
     }.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what ends a cell, or a full disk, is said by us
-    import ray
+    with connected(needs_dashboard=any(cell.config.execution.workers for cell in cells)) as session:
+        session.keep_logs = _tune(cells, store, ledger, options, settle)
+
+
+def _tune(
+    cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions, settle: Callable[[], None]
+) -> bool:
+    """Returns whether a cell was lost with its processes."""
     from ray import tune
 
-    started_here = not ray.is_initialized()
-    if started_here:
-        connect(needs_dashboard=any(cell.config.execution.workers for cell in cells))
     name = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
     def forget() -> None:  # Tune's own state: nothing is read from it
@@ -163,15 +168,17 @@ def _run_on_tune(
         )
         with HeadWatch(lost):
             results = tuner.fit()
-        _record_lost(results, store)
+        return _record_lost(results, store)
     finally:
-        if started_here:
-            ray.shutdown()
         forget()
 
 
-def _record_lost(results: Any, store: Store) -> None:
-    """A cell whose process was lost again and again has no status of its own making: it gets one here."""
+def _record_lost(results: Any, store: Store) -> bool:
+    """A cell whose process was lost again and again has no status of its own making: it gets one here.
+
+    Returns whether there was one: Ray's logs may say why.
+    """
+    found = False
     for result in results:
         if reason := (result.metrics or {}).get(STORAGE) or (result.error and storage_fault(result.error)):
             raise store.refusal(reason)
@@ -185,6 +192,8 @@ def _record_lost(results: Any, store: Store) -> None:
         reason = " ".join(str(result.error).split())[:400]
         text = f"its process was lost {PROCESS_RETRIES + 1} times: {reason}"
         write_json(run.status, {**status, "status": outcome, "error": text})
+        found = True
+    return found
 
 
 def check_shared_storage(store: Store) -> None:
@@ -219,24 +228,6 @@ def check_shared_storage(store: Store) -> None:
 
 def _sees(path: Path) -> bool:
     return path.exists()
-
-
-def connect(*, needs_dashboard: bool) -> None:
-    """Joins the cluster this process belongs to, or starts a private one on this machine's loopback."""
-    import ray
-
-    if os.environ.get("RAY_ADDRESS"):  # set inside `ray job submit`
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        return
-    # address="local": never join a stranger's cluster by a stale file. Worker groups need the dashboard's state
-    # service to free their resources; small cells do without its processes.
-    ray.init(
-        address="local",
-        include_dashboard=needs_dashboard,
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
 
 
 def _spec(cell: Cell) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"  # the dashboard, as `ray dashboard cluster.yaml` forwards it
 UPLOAD_LIMIT = 100 * 2**20  # Ray refuses more
 #: Not needed to run, or large, or private. What .gitignore names is left out by Ray itself.
-NOT_UPLOADED = (".git/", ".venv/", "rcray-store/", "tests/", "docs/", "benchmarks/", "__pycache__/", ".env")
+NOT_UPLOADED = (
+    *(".git/", ".venv/", "rcray-store/", "tests/", "docs/", "benchmarks/", "__pycache__/", ".env"),
+    *(".mypy_cache/", ".ruff_cache/", ".pytest_cache/", ".hypothesis/"),  # `make test` leaves these
+)
 _POLL_SECONDS = 1.0
 _GIVE_UP_SECONDS = 900.0  # without a word from the cluster
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY", re.IGNORECASE)

@@ -69,9 +69,10 @@ def launch(
 
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as TrainRunConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
     from rcray.train.loop import Job, worker_loop
+    from rcray.train.loopback import GroupConfig
 
     logging.getLogger("ray.train").setLevel(logging.WARNING)  # its notices would tear the progress line
     execution = config.execution
@@ -85,7 +86,7 @@ def launch(
     trainer = TorchTrainer(
         worker_loop,  # type: ignore[arg-type]  # returns rank 0's status
         train_loop_config={"job": job},
-        torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
+        torch_config=GroupConfig(backend="nccl" if on_gpu else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=execution.workers, use_gpu=on_gpu, resources_per_worker=None if job.inside else resources
         ),

@@ -103,6 +103,18 @@ def test_wrong_usage(run, folder, arguments, expected):
     assert_refused(*run(*arguments), expected, folder)
 
 
+def test_a_file_that_lies_among_the_experiments_is_pointed_to(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.yaml").write_text("name: mine\n")
+    code, out, err = run("sweep", "mine.yaml")
+    assert (code, out) == (EXIT_USAGE, "") and "did you mean experiments/mine.yaml?" in err
+    code, out, err = run("sweep", "experiments")
+    assert (code, out) == (EXIT_USAGE, "") and "is a directory" in err and "files there: mine.yaml" in err
+    code, out, err = run("plan", "elsewhere/mine.yaml")
+    assert (code, out) == (EXIT_USAGE, "") and "rcray init" in err
+
+
 def test_a_command_for_one_cell_refuses_many(run, folder):
     (folder / "bad.yaml").write_text("name: x\ngrid: {train.seed: [1, 2, 3]}\n")
     assert_refused(*run("train", "bad.yaml"), ["3 cells", "--set"], folder)
@@ -151,7 +163,7 @@ def test_interrupting_says_how_to_go_on(run, folder, monkeypatch):
     def interrupt(*_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_cells", interrupt)
+    monkeypatch.setattr(cli.before, "cells_of", interrupt)
     code, _, err = run("plan", "bald.yaml")
     assert code == EXIT_INTERRUPTED
     assert err.count("the same command continues") == 1

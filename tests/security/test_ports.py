@@ -10,7 +10,7 @@ import yaml
 from typer.main import get_command
 
 from rcray.cli import app
-from rcray.sweep import runner
+from rcray.sweep import connection
 from rcray.track import ui
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_defaults_are_loopback():
 
 
 def test_rays_dashboard_is_on_loopback():
-    calls = [node for node in ast.walk(ast.parse(inspect.getsource(runner))) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(connection))) if isinstance(node, ast.Call)]
     local = [
         call
         for call in calls

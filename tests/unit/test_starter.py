@@ -24,11 +24,19 @@ def pairs(path, count, **names):
     return str(path.name)
 
 
+@pytest.mark.parametrize("model", ["./nowhere", "../nowhere", "/nowhere"])
+def test_a_directory_that_is_not_there_is_refused(folder, model):
+    with pytest.raises(ConfigError, match=r"model\.name: .*no such directory"):
+        write_starter(folder / "mine.yaml", Wanted(model, "synthetic", None))
+    assert not (folder / "mine.yaml").exists()
+
+
 @pytest.mark.parametrize("model", ["tiny-neox", "pythia-410m", "mistral-7b", "some/model", "./here"])
 @pytest.mark.parametrize("data", ["synthetic", "ultrafeedback", "hh", "some/pairs", "./pairs"])
 @pytest.mark.parametrize("method", [None, "full", "lora", "qlora"])
 def test_what_is_written_plans(folder, model, data, method):
     path = folder / "mine.yaml"
+    (folder / "here").mkdir()
     _, count = write_starter(path, Wanted(model, data, method))
     experiment = load_experiment(path)
     cells = expand(experiment)
@@ -100,6 +108,7 @@ def test_a_place_that_will_not_do(folder, path):
 @pytest.mark.parametrize("name", ["./a\nrun: {model: evil/x}", "./a: b # c", "./{a}", "./'a' \"b\"", "./!!python/x"])
 def test_a_name_stays_a_name(folder, name):
     """Names with YAML in them are quoted: nothing of them becomes a field or ends a comment."""
+    (folder / name).mkdir(parents=True)
     write_starter(folder / "mine.yaml", Wanted(name, "synthetic"))
     content = yaml.safe_load((folder / "mine.yaml").read_text())
     assert content["run"]["model"] == {"name": name}

@@ -24,7 +24,7 @@ def test_secrets_do_not_travel(item):
 
 def test_what_is_too_large_is_named(tmp_path):
     (tmp_path / "small.txt").write_text("x")
-    for name in ("weights", "rcray-store"):
+    for name in ("weights", "rcray-store", ".mypy_cache"):
         (tmp_path / name).mkdir()
         with (tmp_path / name / "model.bin").open("wb") as file:
             file.truncate(UPLOAD_LIMIT + 1)  # takes no room on the disk

@@ -22,6 +22,20 @@ from rcray.models.load import load_model, turn_off_dropout, weights_fingerprint
 CLASSES = {"tiny-neox": "GPTNeoXForCausalLM", "tiny-mistral": "MistralForCausalLM", "tiny-qwen2": "Qwen2ForCausalLM"}
 
 
+def test_any_worker_of_a_group_may_build_it(tmp_path, monkeypatch):
+    """transformers writes weights on rank 0 alone, and whichever worker has the lock builds for all."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    monkeypatch.setitem(tiny.TINY_MODELS, "tiny-neox", replace(tiny.TINY_MODELS["tiny-neox"], warm_up_steps=1))
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        built = tiny.tiny_model_dir("tiny-neox", tmp_path)
+    finally:
+        dist.destroy_process_group()
+    assert (built / "model.safetensors").is_file() and (built / "config.json").is_file()
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_architecture_loads_as_any_model_and_scores_pairs(quick_cache, name):
     from transformers import AutoModelForCausalLM

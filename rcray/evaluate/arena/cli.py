@@ -16,7 +16,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-StoreOption = Annotated[Path, typer.Option("--store", help="directory of runs, caches and reports")]
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="RCRAY_STORE", help="directory of runs, caches and reports")
+]
 CandidateArgument = Annotated[Path, typer.Argument(help="outputs of the model judged", show_default=False)]
 ReferenceArgument = Annotated[Path, typer.Argument(help="outputs it is compared with", show_default=False)]
 ModelOption = Annotated[str, typer.Option("--judge-model")]

@@ -1,0 +1,149 @@
+"""Before anything runs: is this machine fit, what could be run, what would it take."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rcray.cli.shared import (
+    ClusterOption,
+    FileArgument,
+    FilesArgument,
+    JsonOption,
+    SetOption,
+    StoreOption,
+    TinyOption,
+    TrackingOption,
+    app,
+    cells_of,
+)
+from rcray.errors import EXIT_FAILED
+from rcray.store import DEFAULT_STORE
+
+
+@app.command(short_help="what is wrong with this machine, and how to fix it")
+def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = None, json_: JsonOption = False) -> None:
+    """Look at versions, devices, disk, store, Ray, MLflow and the hub; say what is wrong and how to fix it."""
+    from rcray.doctor import describe, examine, is_broken
+
+    findings = examine(store, tracking_uri)
+    if json_:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        typer.echo(describe(findings))
+    if is_broken(findings):
+        sys.exit(EXIT_FAILED)
+
+
+@app.command(short_help="a commented experiment for your model and data")
+def init(
+    file: Annotated[Path, typer.Argument(help="experiment file to write; never overwritten")] = Path("experiment.yaml"),
+    model: Annotated[str, typer.Option(help="embedded model, preset, hub id, or directory")] = "tiny-neox",
+    data: Annotated[str, typer.Option(help="synthetic, ultrafeedback, hh, a file, directory or hub id")] = "synthetic",
+    method: Annotated[
+        Literal["full", "lora", "qlora"] | None, typer.Option(help="what is trained; as the model's preset says")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="column of the prompts in your data")] = "prompt",
+    chosen: Annotated[str, typer.Option(help="column of the chosen answers")] = "chosen",
+    rejected: Annotated[str, typer.Option(help="column of the rejected answers")] = "rejected",
+) -> None:
+    """Write a commented starter experiment for your model and data."""
+    from rcray.starter import Wanted, write_starter
+
+    columns = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    experiment, cells = write_starter(file, Wanted(model, data, method, columns))
+    typer.echo(f"{file}: experiment {experiment.name!r} with {cells} cells")
+    typer.echo(f"  rcray plan {shlex.quote(str(file))}")
+    typer.echo(f"  rcray sweep {shlex.quote(str(file))}")
+
+
+@app.command(short_help="the zoo: incentives, defaults, what each needs")
+def objectives(json_: JsonOption = False) -> None:
+    """Print the objective zoo: family, reference, incentives, defaults."""
+    from rcray.config.objectives import BUILT_IN
+
+    rows = []
+    for params in BUILT_IN:
+        traits = params.traits
+        fields = {name: field for name, field in params.model_fields.items() if name != "name"}
+        rows.append(
+            {
+                "name": params.model_fields["name"].default,
+                "title": traits.title,
+                "family": traits.family,
+                "needs_reference": traits.needs_reference,
+                "token_level": traits.token_level,
+                "loss": traits.loss,
+                "d_w": traits.d_w,
+                "d_l": traits.d_l,
+                "defaults": {name: field.default for name, field in fields.items()},
+                "parameters": {name: field.description for name, field in fields.items()},
+                "source": traits.source,
+                "caveats": traits.caveats,
+            }
+        )
+    if json_:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"{len(rows)} objectives (b, lam, g, a: hyperparameters; s: sigmoid)", title_justify="left")
+    for name in ("name", "family", "reference", "tokens", "d_w", "d_l", "defaults"):
+        table.add_column(name)
+    for row in rows:
+        defaults = ", ".join(f"{key}={value}" for key, value in row["defaults"].items())
+        table.add_row(
+            row["name"],
+            row["family"],
+            "yes" if row["needs_reference"] else "no",
+            "yes" if row["token_level"] else "no",
+            escape(row["d_w"]),
+            escape(row["d_l"]),
+            escape(defaults) or "-",
+        )
+    Console().print(table)
+
+
+@app.command(short_help="unique cells, which are done, what they take; runs nothing")
+def plan(
+    files: FilesArgument,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+    cluster: ClusterOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show the unique cells of all files, which are done, what they take and what contradicts; nothing is run."""
+    from rcray.sweep.placement import read_cluster_file
+    from rcray.sweep.planning import make_plan, plan_table, summary
+
+    nodes = read_cluster_file(cluster) if cluster else None
+    made = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    if json_:
+        typer.echo(json.dumps(made.rows(), indent=2))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        console.print(plan_table(made, console.width))
+        console.print(summary(made), markup=False, highlight=False)
+    for conflict in made.conflicts:
+        typer.echo(f"conflict: {conflict}", err=True)
+
+
+@app.command("show-config", short_help="every resolved setting of every cell")
+def show_config(file: FileArgument, set_: SetOption = None, json_: JsonOption = False) -> None:
+    """Print the resolved configuration of every cell, with its run id."""
+    import yaml
+
+    _, cells = cells_of(file, set_)
+    resolved = [{"run_id": c.run_id, "label": c.label, **c.config.model_dump(mode="json")} for c in cells]
+    if json_:
+        typer.echo(json.dumps(resolved, indent=2))
+    else:
+        typer.echo(yaml.safe_dump_all(resolved, sort_keys=False, allow_unicode=True).rstrip())

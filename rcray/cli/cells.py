@@ -1,0 +1,185 @@
+"""Running cells: one here, all of an experiment, or all of them as a job on a cluster."""
+
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rcray.cli.shared import (
+    ClusterOption,
+    FileArgument,
+    NoTrackingOption,
+    SetOption,
+    StoreOption,
+    TinyOption,
+    TrackingOption,
+    app,
+    cells_of,
+    only_cell,
+    say_undelivered,
+    tracking,
+)
+from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.secrets import redact
+from rcray.store import DEFAULT_STORE, Store
+
+
+@app.command(short_help="one cell")
+def train(
+    file: FileArgument,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    profile: Annotated[bool, typer.Option("--profile", help="show where a step's time goes")] = False,
+    tracking_uri: TrackingOption = None,
+    no_tracking: NoTrackingOption = False,
+) -> None:
+    """Train one cell; continues from its newest checkpoint, and does nothing if it is finished."""
+    experiment, cell = only_cell(file, set_)
+    uri = tracking(tracking_uri, no_tracking, store)
+    opened = Store.open(store)
+    from rcray.pipeline import train as run
+    from rcray.progress import ProgressLine
+    from rcray.train.launch import is_whole
+
+    if is_whole(opened.run(cell.run_id)):
+        typer.echo(f"{cell.label}: already finished in {opened.run(cell.run_id).path}")
+        return
+    with ExitStack() as stack:
+        if cell.config.execution.workers:
+            from rcray.sweep.connection import connected
+            from rcray.sweep.placement import check_placement, possible_nodes
+
+            stack.enter_context(connected(needs_dashboard=True))
+            check_placement([cell], possible_nodes(None))
+        line = stack.enter_context(ProgressLine(cell.label))
+        outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update, profile=profile)
+    status = outcome.status
+    done = f", {status['step']} steps in {status['seconds']:.1f} s" if "step" in status else ""
+    typer.echo(f"{cell.label}: {status['status']}{done}")
+    typer.echo(f"  {opened.run(cell.run_id).path}")
+    say_undelivered(outcome.delivered, store)
+    if profile:
+        from rcray.train.profile import describe
+
+        typer.echo(describe(opened.run(cell.run_id).profile))
+    if status["status"] != "ok":
+        raise RcrayError(f"{cell.label}: {status['status']}: {status['error']}")
+
+
+@app.command(short_help="every unfinished cell, then tables, figures and report")
+def sweep(
+    file: FileArgument,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="cells at once; as many as fit")] = None,
+    tracking_uri: TrackingOption = None,
+    no_tracking: NoTrackingOption = False,
+    tiny: TinyOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
+    experiment, cells = cells_of(file, set_, tiny)
+    uri = tracking(tracking_uri, no_tracking, store)
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not store.expanduser().is_absolute():
+        raise ConfigError(
+            f"--store {store}: a Ray job runs in a temporary copy of its directory, on one node",
+            fix="give an absolute path on storage that every node mounts, or set RCRAY_STORE on the cluster",
+        )
+    opened = Store.open(store)
+    from rcray.pipeline import sweep as run
+    from rcray.progress import LedgerScreen
+
+    with LedgerScreen(experiment.title or experiment.name) as screen:
+
+        def run_cells(wanted: Any) -> Any:
+            return run(
+                experiment,
+                wanted,
+                opened,
+                tracking_uri=uri,
+                concurrency=concurrency,
+                on_refresh=screen.refresh,
+                cluster_file=cluster,
+            )
+
+        if experiment.search is not None and experiment.search.method == "optuna":
+            from rcray.sweep.search import choose_with_optuna
+
+            def cell_at(point: Any) -> Any:
+                return cells_of(file, set_, tiny, [point])[1][0]
+
+            outcome = choose_with_optuna(experiment.search, cell_at, opened, run_cells)
+        else:
+            outcome = run_cells(cells)
+    _print_outcome(outcome, store)
+    if outcome.ledger.tally().get("pending"):
+        sys.exit(EXIT_INTERRUPTED)
+    if not outcome.ledger.complete:
+        sys.exit(EXIT_FAILED)
+
+
+@app.command(short_help="a sweep as a job on a Ray cluster, followed from here")
+def submit(
+    file: FileArgument,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="the cluster's dashboard")
+    ] = "http://127.0.0.1:8265",
+    store: Annotated[
+        Path | None, typer.Option("--store", help="on the cluster, absolute; its RCRAY_STORE unless given")
+    ] = None,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="for the job; no secrets; repeatable")
+    ] = None,
+    working_dir: Annotated[Path, typer.Option(help="what is uploaded")] = Path(),
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="return as soon as it is submitted")] = False,
+) -> None:
+    """Run a sweep as a job on a Ray cluster and follow its log; the job outlives this command."""
+    experiment, _ = cells_of(file, set_, tiny)  # refused here, not on the cluster
+    from rcray.sweep.submit import Submission, file_in_job, parse_env
+    from rcray.sweep.submit import submit as run
+
+    if store is not None and not store.is_absolute():
+        raise ConfigError(f"--store {store}: not absolute", fix="give the path as the cluster's nodes see it")
+    options = [part for item in set_ or () for part in ("--set", item)]
+    options += ["--tiny"] if tiny else []
+    options += ["--store", str(store)] if store else []
+    command = ["sweep", file_in_job(file, working_dir), *options]
+    submission = Submission(experiment.name, command, working_dir.resolve(), parse_env(env or ()))
+    sys.exit(run(submission, address, follow_log=not no_follow, write=_write_through))
+
+
+def _write_through(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_outcome(outcome: Any, store: Path) -> None:
+    from rich.console import Console
+
+    from rcray.aggregate.tables import to_rich
+    from rcray.sweep.ledger import UNSUCCESSFUL
+
+    console = Console()
+    for entry in outcome.ledger.entries.values():
+        if entry.status in UNSUCCESSFUL:
+            console.print(f"{entry.status}: {entry.label}: {entry.error}", style="red", markup=False, highlight=False)
+    console.print(to_rich(outcome.report.table, console.width))
+    if outcome.best:
+        typer.echo(outcome.best)
+    typer.echo("\nWhere to look")
+    typer.echo(f"  report   {outcome.report.html}")
+    typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
+    typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
+    if outcome.tracking_uri is not None:
+        local = outcome.tracking_uri == Store.at(store).default_tracking_uri
+        typer.echo(f"  MLflow   {f'rcray ui --store {store}' if local else redact(outcome.tracking_uri)}")
+    say_undelivered(outcome.delivered, store)
+    typer.echo("\nWhat to try next")
+    typer.echo("  another setting   the same command with --set objective.beta=0.5 or --set calibration.scores=full")
+    typer.echo("  a published grid  rcray plan experiments/main.yaml; then rcray sweep experiments/main.yaml --tiny")
+    typer.echo("  a cluster         deploy/README.md")

@@ -1,0 +1,158 @@
+"""After the cells: measure, report, look, deliver."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rcray.cli.shared import JsonOption, SetOption, StoreOption, TrackingOption, app, cells_of
+from rcray.errors import RcrayError
+from rcray.evaluate.arena.cli import app as arena
+from rcray.store import DEFAULT_STORE, Store
+
+
+@app.command(short_help="held-out preference and benchmarks of finished runs")
+def evaluate(
+    file: Annotated[
+        Path | None, typer.Argument(help="experiment file (YAML); its `evaluation` section", show_default=False)
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option("--run", metavar="DIR_OR_ID", help="a run or a directory of runs; repeatable"),
+    ] = None,
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option("--benchmark", help="published, embedded, a name, an lm-eval task or file; repeatable"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="documents per task, for a first look")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="dataset folders OWNER/NAME, read instead of the hub")] = None,
+) -> None:
+    """Measure finished runs: held-out preference and benchmarks; what is measured is not measured again."""
+    if file is None and not run:
+        raise typer.BadParameter("Missing argument 'FILE': give an experiment file, or --run")
+    experiment, cells = cells_of(file, set_) if file else (None, [])
+    from rcray.config.evaluation import settings_from
+
+    given = {"benchmarks": benchmark, "limit": limit, "data_dir": data_dir and str(data_dir)}
+    settings = settings_from(experiment and experiment.evaluation, given, Path.cwd())
+    opened = Store.open(store)
+    from rcray.evaluate.command import Target, find_runs
+    from rcray.evaluate.command import evaluate as measure
+
+    if run:
+        targets = [target for name in run for target in find_runs(name, opened)]
+    else:
+        targets = [Target(cell.label, cell.config, opened) for cell in cells]
+    measure(targets, settings, typer.echo, lambda line: typer.echo(line, err=True))
+
+
+app.add_typer(arena, name="arena", short_help="AlpacaEval: answers, a judge, win rates")
+
+
+@app.command(short_help="tables, figures and report.html again; trains nothing")
+def report(
+    files: Annotated[list[Path] | None, typer.Argument(help="experiment files (YAML)", show_default=False)] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    published: Annotated[bool, typer.Option("--published", help="the paper's own tables, without any run")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="read an exported ledger instead of a store", show_default=False)
+    ] = None,
+    export_ledger: Annotated[
+        Path | None, typer.Option("--export-ledger", help="also write the runs' ledger here", show_default=False)
+    ] = None,
+    from_mlflow: Annotated[
+        str | None, typer.Option("--from-mlflow", help="fetch the runs from this MLflow server", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="directory of the report", show_default=False)] = None,
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="tables and page only")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
+    experiments = [cells_of(file, set_) for file in files or ()]
+    from rich.console import Console
+
+    from rcray.aggregate.command import Request, run_report
+    from rcray.aggregate.tables import to_rich
+
+    built = run_report(Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures))
+    if json_:
+        typer.echo(json.dumps(built.paths(), indent=2))
+        return
+    console = Console()
+    console.print(to_rich(built.table, console.width))
+    typer.echo(f"{len(built.tables) // 3} tables, {len(built.figures) // 3} figures in {built.html.parent}")
+    typer.echo(f"report {built.html}")
+
+
+@app.command(short_help="MLflow's pages on the store's runs")
+def ui(
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: TrackingOption = None,
+    host: Annotated[str, typer.Option(help="address to listen on; loopback unless you say otherwise")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
+) -> None:
+    """Start the MLflow UI on the store's runs; a tracking server has its own."""
+    from rcray.track.address import Address, tracking_address
+    from rcray.track.ui import serve
+
+    given = tracking_address(tracking_uri) if tracking_uri else None
+    opened = Store.open(store)
+
+    def say(line: str) -> None:
+        typer.echo(line)
+        sys.stdout.flush()
+
+    sys.exit(serve(given or Address(opened.default_tracking_uri), opened, host, port, say))
+
+
+@app.command(short_help="deliver to MLflow what it has not got")
+def sync(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="names or files of experiments; all tracked ones", show_default=False)
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tracking_uri: TrackingOption = None,
+    log_models: Annotated[
+        Literal["none", "best", "all"], typer.Option(help="also log trained models, with their weights")
+    ] = "none",
+    register: Annotated[
+        str | None, typer.Option(metavar="NAME", help="register the best cell's model", show_default=False)
+    ] = None,
+    best_by: Annotated[str, typer.Option(metavar="METRIC", help="what makes a cell the best")] = "preference/accuracy",
+) -> None:
+    """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked."""
+    from rcray.sync import Models, address_for, sync_models, tracked_experiments
+    from rcray.sync import sync as deliver
+    from rcray.track.address import tracking_address
+
+    models = Models(log_models, register, best_by)
+    uri = tracking_address(tracking_uri).uri if tracking_uri else None
+    opened = Store.open(store)
+
+    names = []
+    for given in experiments or []:
+        if given.endswith((".yaml", ".yml")):  # an untracked experiment is tracked from now on
+            from rcray.track.book import Book
+
+            experiment, cells = cells_of(Path(given), set_)
+            Book(opened, experiment.name).enter(cells, experiment.title, uri)
+            given = experiment.name
+        names.append(given)
+    books = tracked_experiments(opened, names)
+    if not books:
+        typer.echo(f"{opened.root}: nothing was tracked here yet")
+    for book in books:
+        synced = deliver(book, opened, address_for(book, uri, opened))
+        sent = synced.sent
+        what = "nothing new" if sent.nothing else f"{sent.runs} new runs, {sent.points} points, {sent.files} files"
+        typer.echo(f"{book.name}: {len(synced.cells)} cells, {what} -> {synced.address.shown}")
+        for line in sync_models(synced, opened, models):
+            typer.echo(f"  {line}")
+        if synced.problems:
+            raise RcrayError("\n".join(synced.problems), fix="mend or delete these run directories, then sync again")

@@ -1,0 +1,88 @@
+"""What the commands share: the program itself, options, and the way from a file to its cells."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rcray.errors import ConfigError
+from rcray.secrets import redact
+from rcray.store import Store
+
+app = typer.Typer(
+    name="rcray",
+    help="Sweeps over preference objectives: incentives, the disentanglement band, and reward calibration.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+FileArgument = Annotated[Path, typer.Argument(help="experiment file (YAML)", show_default=False)]
+FilesArgument = Annotated[list[Path], typer.Argument(help="experiment files (YAML)", show_default=False)]
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="RCRAY_STORE", help="directory of runs, caches and reports")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="override a field of every cell; repeatable")
+]
+TinyOption = Annotated[
+    bool, typer.Option("--tiny", help="scaled down to seconds on a CPU: embedded models, synthetic pairs")
+]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="cluster.yaml: what an autoscaler may bring up", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+TrackingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        envvar="MLFLOW_TRACKING_URI",
+        help="MLflow server or database; the default is a SQLite file in the store",
+        show_default=False,
+    ),
+]
+NoTrackingOption = Annotated[bool, typer.Option("--no-tracking", help="do not write to MLflow")]
+
+
+def cells_of(file: Path, overrides: list[str] | None, tiny: bool = False, points: Any = None) -> tuple[Any, Any]:
+    """An experiment and its cells; refuses what is wrong before anything heavy is imported."""
+    from rcray.config import load_experiment, parse_overrides
+    from rcray.sweep.grid import expand
+    from rcray.sweep.tiny import tiny_cells, tiny_experiment
+
+    experiment, changes = load_experiment(file), parse_overrides(overrides or ())
+    cells = expand(experiment, changes, points)
+    return (tiny_experiment(experiment), tiny_cells(cells, changes)) if tiny else (experiment, cells)
+
+
+def only_cell(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:
+    """The experiment and its only cell."""
+    experiment, cells = cells_of(file, overrides)
+    if len(cells) > 1:
+        raise ConfigError(
+            f"{file}: has {len(cells)} cells, and this command takes one",
+            fix="choose with --set, for example --set objective=dpo --set calibration.enabled=true; or `rcray sweep`",
+        )
+    return experiment, cells[0]
+
+
+def tracking(uri: str | None, unwanted: bool, store: Path) -> str | None:
+    """Where to track to, checked before anything starts; a server that is away is no reason not to start."""
+    if unwanted:
+        return None
+    from rcray.track.address import Address, knock, tracking_address
+
+    address = tracking_address(uri) if uri else Address(Store.at(store).default_tracking_uri)
+    if reason := knock(address):
+        typer.echo(f"MLflow at {address.shown} does not answer ({reason}); records are kept for `rcray sync`", err=True)
+    return address.uri
+
+
+def say_undelivered(delivered: Any, store: Path) -> None:
+    """Says what MLflow did not get, if anything, and how to send it."""
+    if delivered is None or delivered.complete:
+        return
+    for line in filter(None, [delivered.problem, *delivered.cells]):
+        typer.echo(redact(f"MLflow: {line}"), err=True)
+    typer.echo(f"not everything reached MLflow; nothing is lost: rcray sync --store {store}", err=True)

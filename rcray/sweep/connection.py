@@ -1,0 +1,84 @@
+"""The Ray that a command works on: the cluster it was started in, or a private one on this machine's loopback."""
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Where this is off, Ray takes the loopback address for the node's own, and whatever it starts listens there alone: its
+# habit on macOS and Windows, and the only setting that reaches every server. `ray.init(_node_ip_address="127.0.0.1")`
+# does not: Ray replaces a loopback address by the machine's.
+_OPEN_TO_THE_NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+@dataclass
+class Session:
+    """A connection to Ray; `keep_logs` where something happened that only Ray's own logs explain."""
+
+    keep_logs: bool = False
+
+
+@contextlib.contextmanager
+def connected(*, needs_dashboard: bool) -> Iterator[Session]:
+    """Ray for the time of a block: as it is, if there is one; else the cluster this process belongs to; else our own.
+
+    A private Ray ends with the block and takes its directory of logs and sockets with it, unless the block failed.
+    """
+    import ray
+
+    session = Session()
+    if ray.is_initialized():
+        yield session
+        return
+    connect(needs_dashboard=needs_dashboard)
+    directory = _own_directory()
+    try:
+        yield session
+    except Exception:
+        session.keep_logs = True
+        raise
+    finally:
+        ray.shutdown()
+        if directory and not session.keep_logs:
+            _remove(directory)
+
+
+def connect(*, needs_dashboard: bool) -> None:
+    """Joins the cluster this process belongs to, or starts a private one that nobody outside this machine can reach."""
+    if os.environ.get("RAY_ADDRESS"):  # set inside `ray job submit`
+        import ray
+
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        return
+    os.environ[_OPEN_TO_THE_NETWORK] = "0"
+    import ray
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment by whoever imported Ray before us
+    # address="local": never join a stranger's cluster by a stale file. Worker groups need the dashboard's state
+    # service to free their resources; small cells do without its processes.
+    ray.init(
+        address="local",
+        include_dashboard=needs_dashboard,
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    latest = directory.parent / "session_latest"
+    with contextlib.suppress(OSError):
+        if os.readlink(latest) == str(directory):
+            latest.unlink()
+
+
+def _own_directory() -> Path | None:
+    """Where a Ray started by this process keeps logs and sockets; None for a cluster that was joined."""
+    from ray._private.worker import _global_node
+
+    return Path(_global_node.get_session_dir_path()) if _global_node is not None and _global_node.is_head() else None

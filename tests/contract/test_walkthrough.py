@@ -1,0 +1,98 @@
+"""Every command and every snippet of the README, run in order as a reader would."""
+
+import re
+import shutil
+import time
+
+import pytest
+import yaml
+
+from rcray.config import load_experiment
+from rcray.config.objectives import BUILT_IN
+from rcray.sweep.grid import expand
+from tests.contract.walkthrough import INSTEAD, ROOT, blocks, printed_commands, walk
+from tests.evaluate import judge_server
+
+
+def test_what_is_run_instead_stands_in_the_readme():
+    assert set(INSTEAD) <= set(printed_commands()), "a rule for a command that is no longer there"
+    recipe = re.search(r"^quickstart:.*\n\t\$\(BIN\)/(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+    assert INSTEAD["make quickstart"].command == recipe.replace("$(STORE)", "rcray-store")
+    assert all(rule.why for rule in INSTEAD.values())
+
+
+#: What a command must have said for the README to be true, as patterns.
+SAYS = {
+    "make quickstart": "14 ok",
+    "rcray doctor": "0 broken",
+    "rcray init my.yaml --model ./my-model --data pairs.jsonl --method lora": "rcray sweep my.yaml",
+    "rcray objectives": f"{len(BUILT_IN)} objectives",
+    "rcray plan experiments/main.yaml": "GPU",
+    "rcray train experiments/quickstart.yaml --set objective=ipo --set calibration.enabled=true": "ok, 4 steps",
+    "rcray sweep experiments/quickstart.yaml": "14 cached",
+    "rcray sweep experiments/main.yaml --tiny": "8 ok",
+    "rcray submit experiments/main.yaml": "8 cached",
+    "rcray sweep experiments/main.yaml": "8 (ok|cached)",
+    "ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": "8 cached",
+    "rcray train experiments/quickstart.yaml --set objective=kto --set calibration.enabled=true --profile": "backward",
+    "rcray arena judge rc.json plain.json": "win rate",
+}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_command_does_what_the_readme_says(tmp_path, model_cache, quick_cache, monkeypatch, capsys):
+    monkeypatch.setattr(judge_server, "number_of", len)
+    with walk(tmp_path / "clone") as reader:
+        shutil.copytree(quick_cache / "tiny-neox", reader.folder / "my-model")
+        shutil.copytree(model_cache, reader.folder / "rcray-store" / "cache")
+        for printed in printed_commands():
+            output = reader.run(printed)
+            assert re.search(SAYS.get(printed, ""), output), f"$ {printed}\n{output}"
+        started = time.monotonic()
+        _snippets(reader)
+        reader.took["snippets"] = time.monotonic() - started
+        assert (reader.folder / "rcray-store/experiments/quickstart/report.html").is_file()
+        assert (reader.folder / "runs-of-today/runs.jsonl").is_file()
+        assert (reader.folder / "ledger-report/report.html").is_file()
+    with capsys.disabled():
+        print("".join(f"\n{seconds:6.1f} s  {printed}" for printed, seconds in reader.took.items()))
+
+
+def _snippets(reader):
+    """The objective of one's own, trained; every YAML block, resolved as part of an experiment."""
+    own = next(block for block in blocks("python") if "def squared_hinge" in block)
+    (reader.folder / "my_objectives.py").write_text(own)
+    small = yaml.safe_load((reader.folder / "experiments" / "quickstart.yaml").read_text())["run"]
+    for number, block in enumerate(blocks("yaml")):
+        content = yaml.safe_load(block)
+        if "objective" in content:
+            content = {"run": {**small, **content}, "evaluation": {"benchmarks": []}}
+        content = {"name": f"snippet-{number}", **content}
+        file = reader.folder / "experiments" / f"snippet-{number}.yaml"
+        file.write_text(yaml.safe_dump(content))
+        reader.finish(f"rcray plan {file}")
+        if "my_objectives" in block:
+            assert "ok, 4 steps" in reader.finish(f"rcray train {file} --no-tracking")
+        if content["name"] == "my-grid":
+            assert len(expand(load_experiment(file))) == 9
+
+
+def test_the_trl_snippet_makes_a_trainer(tmp_path, quick_cache):
+    pytest.importorskip("trl")
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig
+
+    snippet = next(block for block in blocks("python") if "CalibratedDPOTrainer(" in block)
+    rows = [{"prompt": "render a", "chosen": " b", "rejected": " c d"}] * 4
+    scope = {
+        "model": AutoModelForCausalLM.from_pretrained(quick_cache / "tiny-mistral"),
+        "tokenizer": AutoTokenizer.from_pretrained(quick_cache / "tiny-mistral"),
+        "pairs": Dataset.from_list(rows),
+        "config": DPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_steps=1, logging_steps=1),
+    }
+    exec(snippet, scope)
+    scope["trainer"].train()
+    assert any("band/in_band" in entry for entry in scope["trainer"].state.log_history)
