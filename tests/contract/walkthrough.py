@@ -224,6 +224,7 @@ def _shrink(experiments: Path, judge: str) -> None:
     def quickstart(content: dict[str, Any]) -> None:
         content["run"]["data"] |= {"train_pairs": 32, "eval_pairs": 16}  # four steps: a profile skips two
         content["evaluation"]["limit"] = 2
+        content["grid"]["objective"] = ["dpo", "cpo", "dil-bce"]
 
     def alpaca_eval(content: dict[str, Any]) -> None:
         content["base"] = "quickstart.yaml"
@@ -236,4 +237,4 @@ def _shrink(experiments: Path, judge: str) -> None:
     change("quickstart.yaml", quickstart)
     change("alpaca-eval.yaml", alpaca_eval)
     for name in ("main.yaml", "pythia.yaml"):
-        change(name, lambda content: content["grid"].update(objective=content["grid"]["objective"][:2]))
+        change(name, lambda content: content["grid"].update(objective=content["grid"]["objective"][:1]))
