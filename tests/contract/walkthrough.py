@@ -24,6 +24,7 @@ import yaml
 
 from rcray.config import load_experiment
 from rcray.sweep.grid import expand
+from rcray.sweep.tiny import DOCUMENTS
 from tests.evaluate import judge_server
 from tests.ray.heads import free_ports, running_head
 
@@ -61,11 +62,11 @@ INSTEAD = {
     "rcray sweep experiments/main.yaml": Instead("rcray sweep experiments/main.yaml --tiny", _NO_GPU),
     "rcray sweep experiments/main.yaml --set execution.workers=2 --set train.micro_batch_size=2": Instead(
         "rcray sweep experiments/main.yaml --set execution.workers=2 --set train.micro_batch_size=2 --tiny "
-        "--set execution.cpus_per_worker=0.5 --set model=tiny-qwen2 --set objective=dpo --set calibration.enabled=true",
+        "--set execution.cpus_per_worker=0.5 --set calibration.enabled=true",
         _NO_GPU + "; one of them",
     ),
     "rcray evaluate --run rcray-store --benchmark embedded": Instead(
-        "rcray evaluate --run rcray-store --benchmark embedded --limit 2", "two documents of each task"
+        f"rcray evaluate --run rcray-store --benchmark embedded --limit {DOCUMENTS}", "a few documents of each task"
     ),
     "rcray ui": Instead("rcray ui --port {port}", "a free port; it stays open, as in a second terminal"),
     f"rcray report experiments/quickstart.yaml --from-mlflow http://{PORT}": Instead(
@@ -223,8 +224,8 @@ def _shrink(experiments: Path, judge: str) -> None:
 
     def quickstart(content: dict[str, Any]) -> None:
         content["run"]["data"] |= {"train_pairs": 32, "eval_pairs": 16}  # four steps: a profile skips two
-        content["evaluation"]["limit"] = 2
-        content["grid"]["objective"] = ["dpo", "cpo", "dil-bce"]
+        content["evaluation"]["limit"] = DOCUMENTS
+        content["grid"]["objective"] = ["dpo", "cpo"]
 
     def alpaca_eval(content: dict[str, Any]) -> None:
         content["base"] = "quickstart.yaml"
@@ -236,5 +237,5 @@ def _shrink(experiments: Path, judge: str) -> None:
 
     change("quickstart.yaml", quickstart)
     change("alpaca-eval.yaml", alpaca_eval)
-    for name in ("main.yaml", "pythia.yaml"):
-        change(name, lambda content: content["grid"].update(objective=content["grid"]["objective"][:1]))
+    change("main.yaml", lambda content: content["grid"].update(model=["mistral-7b"], objective=["dpo"]))
+    change("pythia.yaml", lambda content: content["grid"].update(objective=["dpo"]))
