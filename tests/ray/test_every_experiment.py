@@ -7,7 +7,7 @@ import pytest
 from rcray.config import load_experiment
 from rcray.pipeline import sweep
 from rcray.sweep.grid import expand
-from rcray.sweep.runner import connect
+from rcray.sweep.connection import connect
 from rcray.sweep.tiny import tiny_cells, tiny_experiment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -9,7 +9,7 @@ from rcray.data.prepare import prepare_data
 from rcray.models.load import load_model
 from rcray.sweep.grid import expand
 from rcray.sweep.preparation import build_references, shared_references
-from rcray.sweep.runner import connect
+from rcray.sweep.connection import connect
 
 pytestmark = pytest.mark.ray
 

@@ -166,7 +166,7 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
         "reversed": np.zeros(steps, bool), "guarded": zero, "pathway_predicted": predicted,
         "probe_z_w": probe_w, "probe_z_l": probe_l, "pathway_realised": _realised(probe_w, probe_l),
         "grad_norm": one, "learning_rate": 3e-4 * one, "tokens": np.full(steps, 1024), "seconds": 0.2 * one,
-        "padding": 0.1 * one, **{c.name: np.nan * one for c in records.COLUMNS if c.name.endswith("_full")},
+        "padding": 0.1 * one, **{c.name: np.nan * one for c in records.COLUMNS if c.name.endswith(("_full", "_exact"))},
     }  # fmt: skip
 
 

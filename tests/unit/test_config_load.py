@@ -107,7 +107,7 @@ def test_a_missing_file_among_hundreds_still_fits_one_screen(write, tmp_path):
 
 
 def test_a_directory_is_refused(tmp_path):
-    assert "cannot be read" in refused(tmp_path)
+    assert "is a directory, not an experiment" in refused(tmp_path)
 
 
 # -- base
