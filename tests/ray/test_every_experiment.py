@@ -6,8 +6,8 @@ import pytest
 
 from rcray.config import load_experiment
 from rcray.pipeline import sweep
-from rcray.sweep.grid import expand
 from rcray.sweep.connection import connect
+from rcray.sweep.grid import expand
 from rcray.sweep.tiny import tiny_cells, tiny_experiment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]

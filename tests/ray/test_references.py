@@ -7,9 +7,9 @@ import rcray.models.reference as reference
 from rcray.config import Experiment
 from rcray.data.prepare import prepare_data
 from rcray.models.load import load_model
+from rcray.sweep.connection import connect
 from rcray.sweep.grid import expand
 from rcray.sweep.preparation import build_references, shared_references
-from rcray.sweep.connection import connect
 
 pytestmark = pytest.mark.ray
 
