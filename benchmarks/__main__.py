@@ -9,7 +9,12 @@ NOT_BENCHMARKS = {"__init__", "__main__", "interleaved", "steps", "trl_side"}
 
 
 def main() -> int:
-    sections = ["# Benchmark results", "", "Written by `make bench`. Ratios are of medians in one interleaved run.", ""]
+    sections = [
+        "# Benchmark results",
+        "",
+        "Written by `make bench`. Ratios are medians over the rounds of one interleaved run.",
+        "",
+    ]
     failed = []
     for name in sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS):
         command = [sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]]
