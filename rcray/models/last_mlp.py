@@ -33,7 +33,7 @@ def last_mlp(model: Any) -> nn.Module | None:
 @contextmanager
 def answers_only(mlp: nn.Module | None, layout: Layout) -> Iterator[None]:
     """Within it, `mlp` computes the tokens that predict answers; the others get zeros."""
-    if mlp is None or layout.span > (1 - WORTH_LEAVING_OUT) * layout.plain_rows.ids.shape[1]:
+    if mlp is None:
         yield
         return
     places: list[tuple[Tensor, torch.Size]] = []
@@ -41,11 +41,15 @@ def answers_only(mlp: nn.Module | None, layout: Layout) -> Iterator[None]:
     def before(_mlp: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, *others = args
         rows = layout if len(hidden) == len(layout.ids) else layout.plain_rows
+        if rows.span > (1 - WORTH_LEAVING_OUT) * hidden.shape[1]:
+            return args
         index = rows.answer_columns[:, :, None].expand(-1, -1, hidden.shape[-1])
         places.append((index, hidden.shape))
         return (hidden.gather(1, index), *others)
 
     def after(_mlp: nn.Module, _args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not places:
+            return output
         index, shape = places.pop()
         return output.new_zeros(shape).scatter(1, index, output)
 
