@@ -21,7 +21,7 @@ from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
 
 def main() -> None:
     quick = arguments(__doc__).quick
-    size, length, pairs, rounds = (TINY, 48, 2, 3) if quick else (HUNDRED_MILLION, 64, 2, 11)
+    size, length, pairs, rounds = (TINY, 48, 2, 3) if quick else (HUNDRED_MILLION, 64, 2, 15)
     costs: dict[str, dict[str, float]] = {}
     print(f"calibration_cost ({machine()}; median of {rounds} interleaved rounds)")
     for method in ("full", "lora"):

@@ -1,12 +1,15 @@
 """Interleaved timing: every variant once per round, so that a noisy machine disturbs all of them alike."""
 
 import argparse
+import ctypes
 import json
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
 
 
 def arguments(description: str) -> argparse.Namespace:
@@ -41,6 +44,7 @@ class Times(dict[str, float]):
 
 def measure(variants: dict[str, Callable[[], object]], rounds: int) -> Times:
     """Seconds of each variant over interleaved rounds, after one warm-up round; each round begins with another."""
+    keep_freed_memory()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     names = list(variants)
     for turn in range(rounds + 1):
@@ -51,6 +55,14 @@ def measure(variants: dict[str, Callable[[], object]], rounds: int) -> Times:
             if turn:
                 seconds[name].append(time.perf_counter() - started)
     return Times(seconds)
+
+
+def keep_freed_memory() -> None:
+    """As a GPU's allocator does: else every step's gradients fault their pages in anew, which is most of the noise."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_MAX, 0)
 
 
 def machine() -> str:

@@ -2,7 +2,8 @@
 
 Length: prompt and answers of a third each, 256 to 2048 tokens in a packed row; beside it attention alone (the same
 number of calls of SDPA with the same mask, forward and backward). Vocabulary: 8k to 150k at a fixed length. For each
-the growth is fitted as a power, seconds ~ size^p, over the whole range: what grows faster than attention would show.
+the growth is fitted as a power, seconds ~ size^p, over the whole range: what grows faster than attention would show,
+also in what is left of a step's time without attention's.
 Writes docs/scaling.png.
 """
 
@@ -20,6 +21,7 @@ from rcray.data.layout import packed
 
 PICTURE = Path(__file__).parent.parent / "docs" / "scaling.png"
 PAIRS = 1
+STYLES = ("o-", "s--", "^:", "v-.", "d-.")
 
 
 def attention_alone(setting: Setting) -> Callable[[], object]:
@@ -51,7 +53,7 @@ def draw(curves: dict[str, dict[str, list[float]]], axes: dict[str, list[int]]) 
 
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
     for panel, (axis, values) in zip(panels, axes.items(), strict=True):
-        for (name, seconds), style in zip(curves[axis].items(), ("o-", "s--", "^:"), strict=False):
+        for (name, seconds), style in zip(curves[axis].items(), STYLES, strict=False):
             panel.loglog(values, seconds, style, label=f"{name} (p = {power(values, seconds):.2f})")
         panel.set_xlabel("tokens in a packed pair" if axis == "length" else "vocabulary")
         panel.set_ylabel("seconds per step")
@@ -81,23 +83,28 @@ def main() -> None:
     seconds = measure(variants, rounds)
     for name in ("full", "lora", "attention alone"):
         curves["length"][name] = [seconds[f"{name} {length}"] for length in lengths]
+    attention = curves["length"]["attention alone"]
+    for name in ("full", "lora"):
+        less = [whole - part for whole, part in zip(curves["length"][name], attention, strict=True)]
+        curves["length"][f"{name}, less attention"] = less
 
     variants = {}
     for vocabulary in vocabularies:
         for method in ("full", "lora"):
             setting = Setting.of(method, Size(vocabulary, 128, 4, 4), pairs=PAIRS, prompt=64, answer=64, sharing="on")
-            estimator = "sketch" if method == "full" else None
-            variants[f"{method} {vocabulary}"] = setting.ours(calibrated=True, estimator=estimator)  # type: ignore[arg-type]
+            variants[f"{method} {vocabulary}"] = setting.ours(calibrated=True)
+            if method == "full":
+                variants[f"full, sketch {vocabulary}"] = setting.ours(calibrated=True, estimator="sketch")
     seconds = measure(variants, rounds)
-    for name in ("full", "lora"):
+    for name in ("full", "full, sketch", "lora"):
         curves["vocabulary"][name] = [seconds[f"{name} {vocabulary}"] for vocabulary in vocabularies]
 
     axes = {"length": lengths, "vocabulary": vocabularies}
     for axis, values in axes.items():
-        print(f" seconds against {axis}" + "".join(f"{v:>12,}" for v in values) + "   exponent")
+        print(f" seconds against {axis}     " + "".join(f"{v:>12,}" for v in values) + "   exponent")
         for name, row in curves[axis].items():
             cells = "".join(f"{s:12.3f}" for s in row)
-            print(f"  {name:{9 + len(axis)}s}{cells}{power(values, row):11.2f}")
+            print(f"  {name:{14 + len(axis)}s}{cells}{power(values, row):11.2f}")
     if not quick:
         draw(curves, axes)
         print(f"wrote {PICTURE.relative_to(Path.cwd()) if PICTURE.is_relative_to(Path.cwd()) else PICTURE}")

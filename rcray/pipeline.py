@@ -38,6 +38,7 @@ def sweep(
     concurrency: int | None = None,
     on_refresh: Callable[[Ledger], None] | None = None,
     cluster_file: Path | None = None,
+    figures: bool = True,
 ) -> Outcome:
     """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
@@ -58,7 +59,7 @@ def sweep(
             run_sweep(cells, store, ledger, options)
             if courier:
                 courier.hurry()
-            report = build_report(store, experiment, cells)
+            report = build_report(store, experiment, cells, figures=figures)
             if courier:
                 courier.finish(sweep_state(ledger), parent_paths(store, experiment.name), ledger.summary())
     best = best_of_search(experiment, cells, store)

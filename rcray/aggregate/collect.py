@@ -12,7 +12,8 @@ import numpy as np
 
 from rcray.aggregate.summary import DynamicsSummary, read_columns, recorded_columns, summarise
 from rcray.errors import RcrayError, StoreError
-from rcray.store import RunDir, Store, read_json
+from rcray.files import read_json
+from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
 #: Every word a cell's status can be, from "there is a result" to "nothing happened yet".

@@ -19,7 +19,8 @@ from rcray.aggregate.collect import CellResult, make_result, read_evaluation
 from rcray.aggregate.summary import FULL, FULL_COLUMNS, DynamicsSummary, HeadFull
 from rcray.config import Experiment, RunConfig
 from rcray.errors import RcrayError, StoreError
-from rcray.store import RunDir, plain_name, read_json, write_atomic, write_json
+from rcray.files import read_json, write_atomic, write_json
+from rcray.store import RunDir, plain_name
 from rcray.sweep.grid import Cell
 
 FORMAT = 1

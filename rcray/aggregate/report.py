@@ -15,7 +15,8 @@ from rcray.aggregate.latex import to_latex
 from rcray.aggregate.ledger import ExperimentRuns
 from rcray.aggregate.tables import Table, to_csv, to_markdown
 from rcray.config import Experiment
-from rcray.store import Store, write_atomic
+from rcray.files import write_atomic
+from rcray.store import Store
 from rcray.sweep.grid import Cell
 
 if TYPE_CHECKING:

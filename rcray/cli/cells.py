@@ -11,6 +11,7 @@ import typer
 from rcray.cli.shared import (
     ClusterOption,
     FileArgument,
+    NoFiguresOption,
     NoTrackingOption,
     SetOption,
     StoreOption,
@@ -79,6 +80,7 @@ def sweep(
     no_tracking: NoTrackingOption = False,
     tiny: TinyOption = False,
     cluster: ClusterOption = None,
+    no_figures: NoFiguresOption = False,
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
     experiment, cells = cells_of(file, set_, tiny)
@@ -103,6 +105,7 @@ def sweep(
                 concurrency=concurrency,
                 on_refresh=screen.refresh,
                 cluster_file=cluster,
+                figures=not no_figures,
             )
 
         if experiment.search is not None and experiment.search.method == "optuna":
@@ -174,7 +177,8 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     typer.echo("\nWhere to look")
     typer.echo(f"  report   {outcome.report.html}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
-    typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
+    if outcome.report.figures:
+        typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
     if outcome.tracking_uri is not None:
         local = outcome.tracking_uri == Store.at(store).default_tracking_uri
         typer.echo(f"  MLflow   {f'rcray ui --store {store}' if local else redact(outcome.tracking_uri)}")

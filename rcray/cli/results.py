@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rcray.cli.shared import JsonOption, SetOption, StoreOption, TrackingOption, app, cells_of
+from rcray.cli.shared import JsonOption, NoFiguresOption, SetOption, StoreOption, TrackingOption, app, cells_of
 from rcray.errors import RcrayError
 from rcray.evaluate.arena.cli import app as arena
 from rcray.store import DEFAULT_STORE, Store
@@ -69,7 +69,7 @@ def report(
         str | None, typer.Option("--from-mlflow", help="fetch the runs from this MLflow server", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="directory of the report", show_default=False)] = None,
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="tables and page only")] = False,
+    no_figures: NoFiguresOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Rebuild tables, figures and report.html from finished runs; nothing is trained."""

@@ -42,6 +42,7 @@ TrackingOption = Annotated[
         show_default=False,
     ),
 ]
+NoFiguresOption = Annotated[bool, typer.Option("--no-figures", help="tables and page only")]
 NoTrackingOption = Annotated[bool, typer.Option("--no-tracking", help="do not write to MLflow")]
 
 

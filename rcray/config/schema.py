@@ -108,6 +108,9 @@ class ExecutionConfig(Section):
     prompt_sharing: Literal["auto", "on", "off"] = Field(
         "auto", description="compute the prompt of a pair once for both answers; auto: where it spares enough"
     )
+    attention: Literal["sdpa", "flex"] = Field(
+        "sdpa", description="attention's kernel; flex (GPU) skips what packed rows do not read instead of masking it"
+    )
     gradient_checkpointing: bool = Field(False, description="recompute blocks in the backward: less memory, slower")
     compile: bool = Field(False, description="torch.compile the blocks: faster steps after a slow first one")
     check_sketch_every: int = Field(

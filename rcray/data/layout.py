@@ -71,6 +71,22 @@ class Layout:
         moved: dict[str, Any] = {n: v.to(device, non_blocking=True) for n, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
+    def block_mask(self) -> Any:
+        """What FlexAttention skips, block by block: tokens after one's own, and in packed rows the other answer."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        rows, width = self.ids.shape
+        lengths, segments = self.lengths, self.segments
+
+        def reads(row: Tensor, _head: Tensor, one: Tensor, other: Tensor) -> Tensor:
+            allowed = (other <= one) & (other < lengths[row])
+            if segments is not None:
+                same = segments[row, other] == segments[row, one]
+                allowed = allowed & ((segments[row, other] == 0) | same)  # not in place: it is compiled
+            return allowed | (one == other)  # padding: no NaN
+
+        return create_block_mask(reads, rows, None, width, width, device=str(self.ids.device))
+
     def mask(self) -> Tensor:
         """Who may read whom in packed rows, [rows, 1, tokens, tokens]: an answer reads the prompt and itself."""
         assert self.segments is not None
@@ -128,10 +144,16 @@ class Layout:
         return torch.cat([seed_w[self.pair[: self.split]], seed_l[self.pair[self.split :]]])
 
 
+def longest_row(batch: Batch) -> int:
+    """Tokens of the longest plain row."""
+    prompt, chosen, rejected = _sizes(batch)
+    return int((prompt + torch.maximum(chosen, rejected)).max())
+
+
 def worth_packing(batch: Batch) -> bool:
     """Whether one packed row per pair is clearly less to compute than two rows, padding included."""
     prompt, chosen, rejected = _sizes(batch)
-    plain = 2 * len(prompt) * int((prompt + torch.maximum(chosen, rejected)).max())
+    plain = 2 * len(prompt) * longest_row(batch)
     packed = len(prompt) * int((prompt + chosen + rejected).max())
     return packed < (1 - WORTH_PACKING) * plain
 
@@ -140,7 +162,7 @@ def two_rows(batch: Batch) -> Layout:
     """Both sides in one forward, chosen rows first."""
     prompt, chosen, rejected = _sizes(batch)
     pairs = len(prompt)
-    width = int((prompt + torch.maximum(chosen, rejected)).max())
+    width = longest_row(batch)
     longest = int(torch.maximum(chosen, rejected).max())
     ids = torch.zeros(2 * pairs, width, dtype=torch.long)
     for first, side in ((0, batch.chosen), (pairs, batch.rejected)):
@@ -198,8 +220,7 @@ def packed(batch: Batch) -> Layout:
     ids = torch.zeros(pairs, width, dtype=torch.long)
     segments = torch.zeros(pairs, width, dtype=torch.int8)
     positions = torch.arange(width).repeat(pairs, 1)
-    plain_width = int((prompt + torch.maximum(chosen, rejected)).max())
-    unpacked = torch.arange(plain_width).clamp(max=width - 1).repeat(2 * pairs, 1)
+    unpacked = torch.arange(longest_row(batch)).clamp(max=width - 1).repeat(2 * pairs, 1)
     for i, (p, w, l) in enumerate(zip(prompt.tolist(), chosen.tolist(), rejected.tolist(), strict=True)):  # noqa: E741
         ids[i, : p + w] = _real(batch.chosen, i)
         ids[i, p + w : p + w + l] = _real(batch.rejected, i)[p:]

@@ -24,7 +24,7 @@ from rcray.data.pairs import HELD_OUT, TRAIN, PairSplits, load_pairs
 from rcray.data.readers import READER_VERSION
 from rcray.data.rows import file_digest
 from rcray.errors import DataError, StoreError
-from rcray.store import publish_directory, read_json, write_json
+from rcray.files import publish_directory, read_json, write_json
 
 log = logging.getLogger(__name__)
 

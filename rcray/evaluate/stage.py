@@ -17,8 +17,9 @@ from rcray.evaluate.keys import benchmark_key, preference_key
 from rcray.evaluate.preference import BENCHMARK as PREFERENCE
 from rcray.evaluate.preference import Shifts, preference_rows
 from rcray.evaluate.rows import DEGENERATE, Row, contents
+from rcray.files import recover_json, write_json
 from rcray.models.chain import read_chain
-from rcray.store import RunDir, Store, recover_json, write_json
+from rcray.store import RunDir, Store
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 from rcray.config import content_key
 from rcray.errors import ModelError
+from rcray.files import write_json
 from rcray.models.sources import ADAPTER_WEIGHTS, Origin, tensors_fingerprint, weight_files
-from rcray.store import write_json
 
 CHAIN = "adapter_chain.json"
 _VERSION = 1

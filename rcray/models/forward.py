@@ -11,18 +11,22 @@ from torch import Tensor, nn
 
 from rcray.data.batch import Batch, Side
 from rcray.data.layout import Layout, packed, two_rows
+from rcray.errors import ConfigError
 from rcray.models.head import HeadPass, OnResiduals, head_pass
 from rcray.models.last_mlp import answers_only, last_mlp
 from rcray.models.likelihood import body_of, has_plain_head
 
 log = logging.getLogger(__name__)
 
+FLEX = "flex_attention"  # as transformers calls it
+
 
 def answer_hidden(model: Any, layout: Layout, mlp: nn.Module | None = None) -> Tensor:
     """Hidden states that predict the answer tokens, [answers, hidden], with their graph; `mlp` computes no others."""
     inputs: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
     if layout.packed:
-        inputs |= {"attention_mask": layout.mask(), "position_ids": layout.positions}
+        mask = layout.block_mask() if _uses_flex(model) else layout.mask()
+        inputs |= {"attention_mask": mask, "position_ids": layout.positions}
     with answers_only(mlp, layout):
         hidden = body_of(model)(**inputs).last_hidden_state
     above = layout.plain_rows if hidden.shape[0] != layout.ids.shape[0] else layout
@@ -51,17 +55,18 @@ def answer_logps(
 
 
 @contextmanager
-def unfolding(block: nn.Module, layout: Layout) -> Iterator[None]:
+def unfolding(model: Any, block: nn.Module, layout: Layout) -> Iterator[None]:
     """Within it, `block`, the last one, sees the two plain rows of each packed pair: its gradients part by side.
 
     Everything that lies along the row (positions, rotary angles) is unfolded with the hidden states; plain rows need
-    no mask.
+    no mask, except for FlexAttention, to which none means that all read all.
     """
     if not layout.packed:
         yield
         return
     assert layout.unpacked is not None
     pairs, width, columns = layout.pairs, layout.ids.shape[1], layout.unpacked
+    mask = layout.plain_rows.block_mask() if _uses_flex(model) else None
     row = torch.arange(pairs, device=columns.device).repeat(2)[:, None]
     place = (row * width + columns).flatten()
 
@@ -74,7 +79,7 @@ def unfolding(block: nn.Module, layout: Layout) -> Iterator[None]:
         return flat.index_select(0, place).view(*columns.shape, *value.shape[2:])
 
     def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        kwargs = {name: None if name == "attention_mask" else unfold(value) for name, value in kwargs.items()}
+        kwargs = {name: mask if name == "attention_mask" else unfold(value) for name, value in kwargs.items()}
         return tuple(unfold(value) for value in args), kwargs
 
     handle = block.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
@@ -106,12 +111,43 @@ def can_share_prompts(model: Any) -> bool:
 
 
 def _takes_packed_rows(model: Any) -> bool:
-    config = model.config
-    if getattr(config, "_attn_implementation", None) != "sdpa" or not has_plain_head(model):
+    if _attention(model) not in ("sdpa", FLEX) or not has_plain_head(model):
         return False
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return False  # a mask of ours would lift the window
     return "position_ids" in inspect.signature(body_of(model).forward).parameters
+
+
+def attention_window(model: Any) -> int | None:
+    """How many tokens back this model reads, where that is bounded: a mask of ours would lift the bound."""
+    if not getattr(model.config, "use_sliding_window", True):
+        return None
+    return getattr(model.config, "sliding_window", None)
+
+
+def use_flex_attention(model: Any, device: torch.device) -> None:
+    """Attention by FlexAttention, which skips what packed rows must not read; torch has its backward on GPUs.
+
+    Raises:
+        ConfigError: no GPU, or a model that cannot.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            f"execution.attention: 'flex' cannot be trained on {device.type}: torch has no backward for it there",
+            fix="use sdpa",
+        )
+    try:
+        model.set_attn_implementation(FLEX)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(
+            f"execution.attention: 'flex' does not fit {type(model).__name__}: {error}", fix="use sdpa"
+        ) from None
+
+
+def _attention(model: Any) -> str | None:
+    return getattr(model.config, "_attn_implementation", None)
+
+
+def _uses_flex(model: Any) -> bool:
+    return _attention(model) == FLEX
 
 
 def _packed_equals_plain(model: Any) -> bool:

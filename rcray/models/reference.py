@@ -25,10 +25,10 @@ from torch import Tensor
 from rcray.config import content_key
 from rcray.data.batch import collate
 from rcray.data.encode import EncodedPairs
+from rcray.files import write_atomic
 from rcray.models.adapters import adapters_off
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel
-from rcray.store import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from filelock import FileLock
 from rcray.config import content_key
 from rcray.config.model import TINY_NAMES, ModelConfig
 from rcray.errors import ModelError
-from rcray.store import is_plain_name, publish_directory, write_atomic
+from rcray.files import publish_directory, write_atomic
+from rcray.store import is_plain_name
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from rcray.config import content_key
 from rcray.config.model import TINY_NAMES
 from rcray.data import synthetic
 from rcray.data.encode import render
+from rcray.files import broken_seal, publish_directory, seal
 from rcray.models.sources import build_once, save_whole
-from rcray.store import broken_seal, publish_directory, seal
 
 log = logging.getLogger(__name__)
 

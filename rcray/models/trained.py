@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rcray.config.model import ModelConfig
 from rcray.errors import ModelError
+from rcray.files import publish_directory
 from rcray.models.adapters import attach_adapter
 from rcray.models.chain import ACTIVE, FULL, MERGED, incomplete, read_chain, require_links, require_own, write_chain
 from rcray.models.load import CPU, LoadedModel, checked_origin, load_frozen, load_model, read_tokenizer
-from rcray.store import publish_directory
 
 _PROBE = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9."
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rcray.files import recover_json, write_json
 from rcray.secrets import redact
-from rcray.store import Store, recover_json, write_json
+from rcray.store import Store
 from rcray.sweep.grid import Cell
 
 #: Every status a cell can have. `cached` is `ok` from an earlier command.

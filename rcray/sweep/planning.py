@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import Experiment
-from rcray.store import RunDir, read_json
+from rcray.files import read_json
+from rcray.store import RunDir
 from rcray.sweep.cost import GPU, Cost, estimate, training_pairs
 from rcray.sweep.grid import Cell
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places

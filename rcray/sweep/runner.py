@@ -19,7 +19,8 @@ from typing import Any
 from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
-from rcray.store import RunDir, Store, storage_fault, write_json
+from rcray.files import storage_fault, write_json
+from rcray.store import RunDir, Store
 from rcray.sweep.connection import connected
 from rcray.sweep.cost import estimate
 from rcray.sweep.faults import classify

@@ -12,7 +12,8 @@ from typing import Any
 from rcray.config import Experiment
 from rcray.config.search import SearchConfig
 from rcray.errors import ConfigError
-from rcray.store import Store, read_json
+from rcray.files import read_json
+from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import Ledger
 from rcray.sweep.trial import SCORE

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rcray.config import RunConfig
+from rcray.files import storage_fault, write_atomic, write_json
 from rcray.secrets import redact
-from rcray.store import RunDir, Store, storage_fault, write_atomic, write_json
+from rcray.store import RunDir, Store
 from rcray.sweep.faults import classify
 from rcray.sweep.ledger import UNSUCCESSFUL
 from rcray.train.launch import launch

@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rcray.config import content_key
+from rcray.files import measured, read_json
 from rcray.secrets import redact
-from rcray.store import RunDir, measured, read_json
+from rcray.store import RunDir
 from rcray.track.provenance import FILE as ENVIRONMENT
 from rcray.track.provenance import recorded
 from rcray.train.dynamics import read_dynamics

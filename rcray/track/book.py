@@ -20,8 +20,9 @@ from filelock import FileLock, Timeout
 
 from rcray.config import RunConfig
 from rcray.errors import RcrayError
+from rcray.files import recover_json, write_atomic, write_json
 from rcray.secrets import redact
-from rcray.store import Store, recover_json, write_atomic, write_json
+from rcray.store import Store
 from rcray.sweep.grid import Cell
 
 log = logging.getLogger(__name__)

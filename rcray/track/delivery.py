@@ -19,8 +19,9 @@ from filelock import FileLock, Timeout
 from pyarrow import ArrowException
 
 from rcray.errors import RcrayError
+from rcray.files import read_json
 from rcray.secrets import redact
-from rcray.store import RunDir, Store, read_json
+from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 from rcray.track import artifacts
 from rcray.track.book import Book, Server, store_id

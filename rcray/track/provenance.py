@@ -7,8 +7,9 @@ from importlib import metadata
 from typing import Any
 
 import rcray
+from rcray.files import recover_json, write_json
 from rcray.secrets import redact, redact_content
-from rcray.store import RunDir, recover_json, write_json
+from rcray.store import RunDir
 
 _PACKAGES = ("torch", "transformers", "peft", "ray", "mlflow")
 UNKNOWN = "unknown"

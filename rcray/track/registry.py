@@ -10,8 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 from rcray.errors import ConfigError
+from rcray.files import read_json
 from rcray.models.chain import CHAIN
-from rcray.store import Store, read_json
+from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.track.artifacts import tree, tree_mark
 from rcray.track.mlflow import MlflowTracker, errors

@@ -1,5 +1,6 @@
 """`rcray ui`: MLflow's own pages on the store's runs, on the loopback address."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -32,6 +33,8 @@ def serve(address: Address, store: Store, host: str, port: int, say: Callable[[s
         return 0
     _require_free(host, port)
     _make_schema(address, store)
+    # `kill` of this process must take the server with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     process = subprocess.Popen(
         [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"],
         # Not an argument: a database address may carry a password, and arguments are for everybody to read.
@@ -42,8 +45,6 @@ def serve(address: Address, store: Store, host: str, port: int, say: Callable[[s
         start_new_session=True,
     )
     try:
-        # `kill` of this process must take the server with it.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         _wait_until_ready(process, host, port)
         say(f"MLflow UI on http://{host}:{port} (Ctrl-C ends it)")
         say(f"  showing {address.shown}")
@@ -51,12 +52,17 @@ def serve(address: Address, store: Store, host: str, port: int, say: Callable[[s
     except KeyboardInterrupt:
         return 0
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The server and whatever it started: they are a session of their own."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+    with contextlib.suppress(ProcessLookupError):  # nobody of it is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _require_free(host: str, port: int) -> None:

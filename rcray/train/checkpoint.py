@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
 
 from rcray.errors import CheckpointError
-from rcray.store import measured, read_json, write_json
+from rcray.files import measured, read_json, write_json
 from rcray.train.sharded import copy_into, is_sharded, load_optimizer, whole, whole_weights
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
+from rcray.files import write_atomic
 from rcray.records import BY_NAME, COLUMNS
-from rcray.store import write_atomic
 
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
 SCHEMA = pa.schema([(column.name, _TYPES[column.kind]) for column in COLUMNS])

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from rcray.config import RunConfig, run_id
-from rcray.store import RunDir, Store, write_atomic
+from rcray.files import write_atomic
+from rcray.store import RunDir, Store
 from rcray.train.mirror import Mirror
 
 # Ray reads these when it is imported. The controller polls its workers this often: at the default of 2 s every

@@ -28,11 +28,12 @@ from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
+from rcray.files import publish_directory, storage_fault, write_json
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
 from rcray.secrets import redact
-from rcray.store import RunDir, Store, publish_directory, storage_fault, write_json
+from rcray.store import RunDir, Store
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder, sound_until
 from rcray.train.mirror import Mirror

@@ -16,7 +16,7 @@ from torch import Tensor
 from rcray.calibration import plain_scores
 from rcray.calibration.scores import Gradients, Products, branch_gradients
 from rcray.data.batch import Batch
-from rcray.data.layout import CHOSEN, REJECTED, Layout, one_side, packed, two_rows, worth_packing
+from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, one_side, packed, two_rows, worth_packing
 from rcray.models.adapters import adapters_off
 from rcray.models.forward import answer_logps
 from rcray.models.likelihood import SideLogps, sequential_kl, side_logps
@@ -116,7 +116,8 @@ def _of_both(found: Sequence[SideScores | Products]) -> SideScores | Products:
 def _layouts(state: "StepState", batch: Batch, apart: bool) -> list[Layout]:
     if apart:
         return [one_side(batch, CHOSEN), one_side(batch, REJECTED)]
-    if state.share_prompts == "on" or (state.share_prompts == "auto" and worth_packing(batch)):
+    asked = state.share_prompts == "on" or (state.share_prompts == "auto" and worth_packing(batch))
+    if asked and (state.window is None or longest_row(batch) <= state.window):
         return [packed(batch)]
     return [two_rows(batch)]
 

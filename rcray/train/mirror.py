@@ -15,7 +15,8 @@ import pyarrow.fs as pafs
 from filelock import FileLock
 
 from rcray.errors import StoreError
-from rcray.store import RunDir, write_atomic
+from rcray.files import write_atomic
+from rcray.store import RunDir
 
 log = logging.getLogger(__name__)
 

@@ -199,7 +199,7 @@ def _watched_logps(
     model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None
 ) -> tuple[Tensor, list[Flow]]:
     """Log-probabilities with their graph, and the flow through the block's adapters; packed rows unfold there."""
-    with unfolding(block.block, layout), watching(block) as flows:
+    with unfolding(model, block.block, layout), watching(block) as flows:
         logp, _ = answer_logps(model, layout, mlp=mlp)
     return logp, flows
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from rcray.store import write_atomic
+from rcray.files import write_atomic
 
 #: Steps left out at the start (first allocations, lazy set-up), and steps watched.
 SKIP, WATCH = 2, 8

@@ -16,6 +16,7 @@ from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError
 from rcray.models.blocks import blocks_of
+from rcray.models.forward import attention_window, use_flex_attention
 from rcray.models.likelihood import body_of
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
@@ -45,6 +46,8 @@ def step_state(
             live = model if config.model.trains_adapters else _frozen_copy(config, store, device)
         else:
             reference = reference_logps(loaded, data, store.cache, device)
+    if execution.attention == "flex":
+        use_flex_attention(model, device)
     reads_off = not (traits.needs_reference_distribution or calibration.record_full)
     source = score_source(model, calibration.scores) if reads_off else None
     sharing = execution.prompt_sharing if may_share_prompts(model, source) else "off"
@@ -87,6 +90,7 @@ def step_state(
         full_parameters=score_parameters(model, "full") if calibration.record_full else (),
         check_sketch_every=execution.check_sketch_every if source and source.estimator == "sketch" else 0,
         share_prompts=sharing,
+        window=attention_window(model),
         reference=reference,
         live_reference=live,
         precision=precision_of(train, device),

@@ -64,6 +64,7 @@ class StepState:
     full_parameters: Sequence[Tensor] = ()  # for the band over all parameters, recorded beside the first where asked
     check_sketch_every: int = 0  # steps between two looks at the exact scores beside a sketch; 0: never
     share_prompts: Literal["auto", "on", "off"] = "off"
+    window: int | None = None  # rows longer than this are not packed: the model reads no further back
     reference: ReferenceLogps | None = None  # cached sums, for objectives that need no more
     # For token-level objectives: the frozen model itself, or `model`, whose adapter is then switched off.
     live_reference: Any | None = None

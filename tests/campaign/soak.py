@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from rcray.store import read_json
+from rcray.files import read_json
 from tests.processes import tree
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: For everybody, except config, which takes only errors.
-SHARED = {"errors": set(), "records": set(), "secrets": set(), "store": {"errors"}}
+SHARED = {"errors": set(), "records": set(), "secrets": set(), "files": {"errors"}, "store": {"errors", "files"}}
 HEAVY = ("torch", "ray", "mlflow", "transformers", "matplotlib")
 
 

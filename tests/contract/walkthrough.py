@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -162,7 +161,7 @@ class Walk:
             _arguments(command.format(port=port)), cwd=self.folder, env=self.environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        self.stack.callback(_interrupt, process)
+        self.stack.callback(_close, process)
         assert process.stdout is not None
         line = process.stdout.readline()
         assert f"http://127.0.0.1:{port}" in line, line
@@ -178,9 +177,9 @@ def _arguments(command: str) -> list[str]:
     return [*start[program], *rest]
 
 
-def _interrupt(process: "subprocess.Popen[str]") -> None:
-    """As the reader does at the end; it takes its server with it."""
-    process.send_signal(signal.SIGINT)
+def _close(process: "subprocess.Popen[str]") -> None:
+    """As the reader does at the end; it takes its server along. Not by SIGINT, which background jobs ignore."""
+    process.terminate()
     try:
         process.wait(30)
     except subprocess.TimeoutExpired:

@@ -89,7 +89,7 @@ def plain_training(training, calibrator=None):
             batch = collate(training.data.pairs, index)
             layout = (packed if shares(config, batch) else two_rows)(batch)
             block = last_adapter_block(model)  # packed rows are unfolded there, so that adapters part by side
-            with unfolding(block.block, layout) if block else nullcontext():
+            with unfolding(model, block.block, layout) if block else nullcontext():
                 logp, _ = answer_logps(model, layout, mlp=short_mlp(model))
             z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
             ref = state.reference

@@ -82,7 +82,7 @@ def test_a_checkpoint_with_code_in_it_is_not_run(tmp_path):
     """Hash and size are right, as somebody who can write the store would make them."""
     import pickle
 
-    from rcray.store import measured, write_json
+    from rcray.files import measured, write_json
     from rcray.train.checkpoint import Progress, restore_newest
 
     model = torch.nn.Linear(2, 2)

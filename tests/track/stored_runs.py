@@ -7,8 +7,9 @@ from typing import Any
 import yaml
 
 from rcray.config import RunConfig, run_id
+from rcray.files import write_atomic, write_json
 from rcray.records import COLUMNS
-from rcray.store import Store, write_atomic, write_json
+from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.train.dynamics import Recorder
 from tests.small_runs import small_config

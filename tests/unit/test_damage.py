@@ -9,7 +9,8 @@ import pytest
 
 from rcray.config import load_experiment
 from rcray.errors import ConfigError, StoreError
-from rcray.store import RunDir, Store, broken_seal, recover_json, seal, storage_fault, write_json
+from rcray.files import broken_seal, recover_json, seal, storage_fault, write_json
+from rcray.store import RunDir, Store
 from rcray.sweep.grid import expand
 from rcray.sweep.ledger import Ledger
 from rcray.track.book import Book

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rcray.config import load_experiment
-from rcray.store import RunDir, write_json
+from rcray.files import write_json
+from rcray.store import RunDir
 from rcray.sweep.grid import expand
 from rcray.sweep.placement import NodeKind
 from rcray.sweep.planning import make_plan, summary

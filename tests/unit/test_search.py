@@ -8,7 +8,8 @@ import pytest
 from rcray.config import Experiment
 from rcray.config.search import SearchConfig
 from rcray.errors import ConfigError
-from rcray.store import Store, write_json
+from rcray.files import write_json
+from rcray.store import Store
 from rcray.sweep.grid import expand
 from rcray.sweep.ledger import Ledger
 from rcray.sweep.search import best_of_search, choose_with_optuna, scheduler

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from rcray.errors import EXIT_FAILED, StoreError
-from rcray.store import Store, read_json, write_atomic, write_json
+from rcray.files import read_json, write_atomic, write_json
+from rcray.store import Store
 
 
 def test_open_makes_the_directory_and_leaves_nothing_in_it(tmp_path):

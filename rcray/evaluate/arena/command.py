@@ -16,8 +16,9 @@ from rcray.evaluate.arena.outputs import Match, match, read_instructions, read_o
 from rcray.evaluate.arena.winrate import BENCHMARK, annotations, win_rate_rows
 from rcray.evaluate.rows import Row, contents, describe
 from rcray.evaluate.stage import add_rows
+from rcray.files import read_json, write_json
 from rcray.models.chain import read_chain
-from rcray.store import Store, read_json, write_json
+from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.train.launch import is_finished
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.errors import DataError
-from rcray.store import write_json
+from rcray.files import write_json
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class Ground:
     def start(self) -> Command:
         """The command; always the same one."""
         log = self.folder / f"command-{len(self.commands)}.log"
-        line = [*RCRAY, "sweep", str(self.file), "--store", str(self.store.root), *self.settings]
+        line = [*RCRAY, "sweep", str(self.file), "--store", str(self.store.root), "--no-figures", *self.settings]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 line, env={**environment(), **self.environment}, stdout=output, stderr=subprocess.STDOUT
