@@ -92,7 +92,7 @@ class Campaign:
         """The undisturbed tables, and a half-done store where it is asked for; each once."""
         if not self._tables.exists():
             ground = self._ground()
-            with nothing_left_behind():
+            with nothing_left_behind(ground):
                 ground.lay(self.models, only_cache=True)
                 ground.run()
             check_runs(ground)
@@ -127,7 +127,7 @@ class Campaign:
     def run_here(self, fault: Fault, began: float) -> Result:
         ground, happened, same, problem = self._ground(fault.settings), "", False, ""
         try:
-            with nothing_left_behind():
+            with nothing_left_behind(ground):
                 try:
                     if fault.name == "full-disk":
                         with storage.small_disk(ground.store.root):

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -112,6 +113,11 @@ class Ground:
     def experiment(self) -> Path:
         return self.store.experiment(NAME)
 
+    def own_children(self) -> set[int]:
+        """Processes that were started here, and are waited for here."""
+        servers = [server.process for server in self.servers if server.process]
+        return {process.pid for process in [*servers, *(command.process for command in self.commands)]}
+
     def clear(self) -> None:
         """Ends what was started here, and forgets it."""
         for command in self.commands:
@@ -175,14 +181,21 @@ class Ground:
 
 
 @contextlib.contextmanager
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(ground: Ground) -> Iterator[None]:
     """Whatever is orphaned inside comes to this process, and all of it must have ended by itself at the end."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     prctl(_SUBREAPER, 1, 0, 0, 0)
     left: list[list[str]] = []
+    over = threading.Event()
+    bury = threading.Thread(target=_bury_orphans, args=(ground, before, over))
+    bury.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            over.set()
+            bury.join()
         left = _await_end(before, ENDING_SECONDS)
     except BaseException:
         _await_end(before, 0)
@@ -190,6 +203,22 @@ def nothing_left_behind() -> Iterator[None]:
     finally:
         prctl(_SUBREAPER, 0, 0, 0, 0)
     assert not left, f"still there: {[' '.join(process) for process in left]}"
+
+
+def _bury_orphans(ground: Ground, before: set[int], over: threading.Event) -> None:
+    """As init does. Ray's workers look for their raylet by its number, and a zombie has one: they would wait for it."""
+    dead: set[int] = set()
+    while not over.wait(0.2):
+        found: set[int] = set()
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    found.add(child.pid)
+        found -= before | ground.own_children()
+        for pid in found & dead:  # seen twice: nobody else waits for it
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        dead = found
 
 
 def _await_end(before: set[int], seconds: float) -> list[list[str]]:
