@@ -12,7 +12,8 @@ def main() -> int:
     sections = [
         "# Benchmark results",
         "",
-        "Written by `make bench`. Ratios are medians over the rounds of one interleaved run.",
+        "Written by `make bench`, one benchmark after another, nothing beside them. Ratios are medians over the",
+        "rounds of one interleaved run; ± is half the distance between their quartiles by the root of the rounds.",
         "",
     ]
     failed = []

@@ -1,6 +1,7 @@
 """Interleaved timing: every variant once per round, so that a noisy machine disturbs all of them alike."""
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -8,6 +9,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
 
@@ -67,7 +69,18 @@ def keep_freed_memory() -> None:
 
 def machine() -> str:
     """What it was measured on."""
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+    import torch
+
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {os.cpu_count()} cores, {threads} threads; torch {torch.__version__}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def table(title: str, times: Times, baseline: str) -> str:

@@ -21,7 +21,15 @@ from rcray.data.layout import packed
 
 PICTURE = Path(__file__).parent.parent / "docs" / "scaling.png"
 PAIRS = 1
-STYLES = ("o-", "s--", "^:", "v-.", "d-.")
+#: One look for one thing, in both panels.
+STYLES = {
+    "full": "C0o-",
+    "lora": "C1s--",
+    "attention alone": "C2^:",
+    "full, less attention": "C3v-.",
+    "lora, less attention": "C4d-.",
+    "full, sketch": "C5P--",
+}
 
 
 def attention_alone(setting: Setting) -> Callable[[], object]:
@@ -53,8 +61,8 @@ def draw(curves: dict[str, dict[str, list[float]]], axes: dict[str, list[int]]) 
 
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
     for panel, (axis, values) in zip(panels, axes.items(), strict=True):
-        for (name, seconds), style in zip(curves[axis].items(), STYLES, strict=False):
-            panel.loglog(values, seconds, style, label=f"{name} (p = {power(values, seconds):.2f})")
+        for name, seconds in curves[axis].items():
+            panel.loglog(values, seconds, STYLES[name], label=f"{name} (p = {power(values, seconds):.2f})")
         panel.set_xlabel("tokens in a packed pair" if axis == "length" else "vocabulary")
         panel.set_ylabel("seconds per step")
         panel.set_xticks(values, [f"{v:,}" for v in values])

@@ -375,5 +375,5 @@ def campaign(configs: int, rows: int) -> Tally:
 
 
 if __name__ == "__main__":
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 5000
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 2500
     print(campaign(wanted, wanted // 5).describe())

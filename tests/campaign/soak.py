@@ -141,7 +141,7 @@ def soak(cells: int, folder: Path) -> Soak:
         "RAY_TMPDIR": str(temporary),
     }
     output = folder / "output.txt"
-    command = [sys.executable, "-m", "rcray", "sweep", str(file), "--store", str(store)]
+    command = [sys.executable, "-m", "rcray", "sweep", str(file), "--store", str(store), "--no-figures"]
     started = time.monotonic()
     seen: dict[int, psutil.Process] = {}
     with output.open("w") as log:

@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 LONGEST_ROW = max(prompt + max(chosen, rejected) for prompt, chosen, rejected in SIZES)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("architecture", ["tiny-neox", "tiny-mistral", "tiny-qwen2"])
 def test_flex_attention_gives_the_same_likelihoods(quick_cache, architecture):
     """Forwards only, and not compiled: torch has the backward, and kernels that take such a mask, on GPUs."""

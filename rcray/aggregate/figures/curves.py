@@ -8,7 +8,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.figures.style import DASHED, GREY, Plot, finish, identity, nothing, running_median, style, thin
+from rcray.aggregate.figures.style import (
+    DASHED,
+    GREY,
+    Plot,
+    finish,
+    identity,
+    legend_beside,
+    nothing,
+    running_median,
+    style,
+    thin,
+)
 from rcray.aggregate.groups import Comparison, Setting
 
 _SHOWN = 15  # curves of one panel: the whole zoo, and no more than a legend can tell apart
@@ -34,7 +45,7 @@ def draw_cosines(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
         return None
     titles = _titles(comparisons)
     with style():
-        figure = Figure(figsize=(11.5, 4.2), layout="constrained")
+        figure = Figure(figsize=(10.2, 4.2), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for axis, rows, title in zip(axes, sides, ("Without RC", "With RC"), strict=True):
             _panel(axis, rows, titles, _cosine, title)
@@ -52,7 +63,7 @@ def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -
     titles = _titles(comparisons)
     kept = [side for side in sides if side]
     with style():
-        figure = Figure(figsize=(13.6, 3.5 * len(kept)), layout="constrained")
+        figure = Figure(figsize=(12.4, 3.5 * len(kept)), layout="constrained")
         axes = figure.subplots(len(kept), 3, squeeze=False)
         for line, rows in zip(axes, kept, strict=True):
             rc = "with RC" if rows[0][1].calibrated else "without RC"
@@ -140,4 +151,4 @@ def _legend(figure: Figure, titles: Sequence[str]) -> None:
     for i, title in enumerate(titles):
         colour, marker = identity(i)
         handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.5, label=title))
-    figure.legend(handles=handles, loc="outside right center")
+    legend_beside(figure, handles)

@@ -16,6 +16,7 @@ _CAPTION = (
     "accuracy, and the changes of z_w and z_l ({unit}). Hatched boxes have no result and say why. Means over seeds."
 )
 _MOST = 400  # boxes that a page can show
+_LETTER = 0.08  # inches of a title's letter
 #: Light to dark in one hue: the order survives in greyscale.
 _SHADES = LinearSegmentedColormap.from_list("share", ["#f4f8fb", "#9ecae1", "#08519c"])
 
@@ -36,7 +37,8 @@ def draw_overview(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
     if len(boxes) > _MOST or not any(s.summary(lambda summary: summary.in_band) for s in boxes.values()):
         return None
     with style():
-        figure = Figure(figsize=(2.2 + 1.75 * len(columns), 1.3 + 0.95 * len(titles)), layout="constrained")
+        left = max(2.2, 0.6 + _LETTER * max(map(len, titles)))
+        figure = Figure(figsize=(left + 1.75 * len(columns), 1.3 + 0.95 * len(titles)), layout="constrained")
         axis = figure.subplots()
         for (row, column), setting in boxes.items():
             _box(axis, row, column, setting)

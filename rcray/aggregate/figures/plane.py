@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.figures.style import BLACK, DASHED, GREY, SKY, Plot, finish, identity, style
+from rcray.aggregate.figures.style import BLACK, DASHED, GREY, SKY, Plot, finish, identity, legend_beside, style
 from rcray.aggregate.groups import Comparison, Setting
 
 _SYMLOG = 20.0  # the plane is stretched near 0 if trajectories differ in size by more than this
@@ -38,7 +38,7 @@ def draw_plane(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
     with style():
         columns = min(len(by_model), 3)
         rows = -(-len(by_model) // columns)
-        figure = Figure(figsize=(2.2 + 5.2 * columns, 4.7 * rows), layout="constrained")
+        figure = Figure(figsize=(0.4 + 5.2 * columns, 4.7 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).flat
         for axis, (model, entries) in zip(panels, by_model.items(), strict=False):
             _plane_panel(axis, entries, titles, unit)
@@ -90,7 +90,7 @@ def _plane_legend(figure: Figure, entries: Sequence[PlaneEntry], titles: Sequenc
         label = f"{comparison.title} {'w/' if setting.calibrated else 'w/o'} RC{unfinished}"
         handles[label] = Line2D([], [], color=colour, linestyle=style, marker=marker, linewidth=1.6, label=label,
                                 markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip
-    figure.legend(handles=list(handles.values()), loc="outside right center")
+    legend_beside(figure, list(handles.values()))
 
 
 def _trajectory(result: CellResult) -> np.ndarray:

@@ -9,12 +9,13 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -28,6 +29,7 @@ DASHED: Any = (0, (4, 2))
 _CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 _MARKERS = "osD^vPX*<>"
 _DPI = 150
+_LEGEND_LINE = 0.2  # inches
 _DRAWN_POINTS = 2000  # per curve: more only makes the files heavy
 
 _STYLE: dict[Any, Any] = {
@@ -122,6 +124,16 @@ def legend_below(axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         axis.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.46, -0.2), ncols=2, columnspacing=1.2)
+
+
+def legend_beside(figure: Figure, handles: Sequence[Artist]) -> None:
+    """On the right; the figure becomes as much wider as it needs, so that panels keep the size they were given."""
+    width, height = figure.get_size_inches()
+    rows = max(1, int((height - 0.4) / _LEGEND_LINE))
+    columns = -(-len(handles) // rows)
+    legend = figure.legend(handles=handles, loc="outside right center", ncols=columns, columnspacing=1.2)
+    extent = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    figure.set_size_inches(width + extent.width / figure.dpi, height)
 
 
 def slug(text: str) -> str:

@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tests.campaign.faults import clock, damage, kills, storage
 from tests.campaign.faults.ground import Ground, nothing_left_behind
@@ -24,13 +24,13 @@ class Fault:
     name: str
     disturb: Callable[[Ground], str]
     begins: Literal["empty", "half done"] = "empty"  # what the store holds before
-    settings: tuple[str, ...] = ()
+    long_cell: dict[str, Any] = field(default_factory=dict)  # settings of the cell that takes its time
     mounts: bool = False  # must run where it may mount
     survived: bool = False  # the disturbed command itself comes to the end: no second one
 
 
 FAULTS = (
-    Fault("worker", kills.kill_writer, settings=kills.GROUP, survived=True),
+    Fault("worker", kills.kill_writer, long_cell=kills.GROUP, survived=True),
     Fault("trial", kills.kill_writer, survived=True),
     Fault("driver", kills.kill_driver),
     Fault("ray-head", kills.kill_head),
@@ -82,11 +82,11 @@ class Campaign:
     def _half_done(self) -> Path:
         return self.folder / "half-done"
 
-    def _ground(self, settings: tuple[str, ...] = ()) -> Ground:
+    def _ground(self, long_cell: dict[str, Any] | None = None) -> Ground:
         place = self.folder / "ground"  # one place for all: see `Ground`
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        return Ground(place, settings)
+        return Ground(place, long_cell or {})
 
     def prepare(self, fault: Fault) -> None:
         """The undisturbed tables, and a half-done store where it is asked for; each once."""
@@ -125,7 +125,7 @@ class Campaign:
         return self.run_here(fault, began)
 
     def run_here(self, fault: Fault, began: float) -> Result:
-        ground, happened, same, problem = self._ground(fault.settings), "", False, ""
+        ground, happened, same, problem = self._ground(fault.long_cell), "", False, ""
         try:
             with nothing_left_behind(ground):
                 try:

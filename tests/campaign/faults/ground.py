@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -27,7 +28,7 @@ from tests.track.servers import MlflowServer
 
 NAME = "disturbed"
 #: One cell is done long before the other, so that there is a moment with a finished and an unfinished one.
-EXPERIMENT = {
+EXPERIMENT: dict[str, Any] = {
     "name": NAME,
     "run": {
         "data": {"train_pairs": 96, "eval_pairs": 16},
@@ -93,6 +94,7 @@ class Ground:
     """A directory with a store, an experiment file, and what was started here."""
 
     folder: Path
+    long_cell: dict[str, Any] = field(default_factory=dict)  # settings of the cell that takes its time
     settings: tuple[str, ...] = ()  # of the command, beside the file and the store
     environment: dict[str, str] = field(default_factory=dict)
     tracking_uri: str | None = None  # None: the store's own
@@ -132,7 +134,8 @@ class Ground:
             shutil.copytree(content / "models", self.store.cache / "models")
         else:
             shutil.copytree(content, self.store.root, dirs_exist_ok=True)
-        self.file.write_text(yaml.safe_dump(EXPERIMENT))
+        *others, long = EXPERIMENT["cells"]
+        self.file.write_text(yaml.safe_dump({**EXPERIMENT, "cells": [*others, {**long, **self.long_cell}]}))
 
     def cells(self) -> list[Cell]:
         return expand(load_experiment(self.file))
@@ -158,11 +161,12 @@ class Ground:
 
     def under_way(self, steps: int = 8) -> RunDir | None:
         """A run that is being trained and has come so far."""
-        for run in self.runs():
-            status = run.read_status()
-            if status.get("status") == "running" and steps <= status["step"] < status["total_steps"]:
-                return run
-        return None
+        return next((run for run in self.runs() if _is_under_way(run, steps)), None)
+
+    def long_one_under_way(self, steps: int = 8) -> RunDir | None:
+        """The same of the cell that takes its time."""
+        run = self.runs()[-1]
+        return run if _is_under_way(run, steps) else None
 
     def half_done(self) -> RunDir | None:
         """The unfinished run, once the other one has its evaluation and this one two checkpoints."""
@@ -178,6 +182,11 @@ class Ground:
             assert time.monotonic() < deadline, f"nothing happened:\n{command.said()}"
             time.sleep(_POLL_SECONDS)
         return run
+
+
+def _is_under_way(run: RunDir, steps: int) -> bool:
+    status = run.read_status()
+    return status.get("status") == "running" and steps <= status["step"] < status["total_steps"]
 
 
 @contextlib.contextmanager

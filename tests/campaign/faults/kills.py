@@ -7,7 +7,7 @@ from rcray.store import RunDir
 from tests.campaign.faults.ground import Command, Ground, kill
 from tests.track.servers import MlflowServer
 
-GROUP = ("--set", "execution.workers=1")  # cells as Ray Train worker groups
+GROUP = {"execution.workers": 1}  # a cell as a Ray Train worker group
 _HEAD_SECONDS = 30.0  # Ray alone would wait for a minute
 
 
@@ -18,7 +18,7 @@ def _disturbed(ground: Ground, moment: Callable[[], RunDir | None]) -> tuple[Com
 
 def kill_writer(ground: Ground) -> str:
     """The process that trains: a Tune trial, or the worker of a group. It is replaced within the same command."""
-    command, run = _disturbed(ground, ground.under_way)
+    command, run = _disturbed(ground, ground.long_one_under_way)
     before = run.read_status()
     kill(command.one_of_its_own(before["writer"]["pid"]))
     command.wait(expect=0)
