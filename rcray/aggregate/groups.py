@@ -240,17 +240,32 @@ def _variants(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Paths that have more than one value in the group; being absent is a value. The seed does not count."""
+    """Paths that have more than one value in the group; being absent is a value. The seed does not count.
+
+    Nor does what follows from another: where runs with adapters all have the same ones, `method` says it.
+    """
     values: dict[str, set[str]] = {}
     for own in group:
         for path, value in own.items():
             values.setdefault(path, set()).add(repr(value))
     counts = Counter(path for own in group for path in own)
+    everywhere = [path for path, found in values.items() if counts[path] == len(group) and len(found) > 1]
+
+    def follows(path: str) -> bool:
+        """Whether having it at all is told by a value that every run has."""
+        return any(
+            {repr(own[other]) for own in group if path in own}.isdisjoint(
+                repr(own[other]) for own in group if path not in own
+            )
+            for other in everywhere
+            if other != "train.seed"
+        )
+
     return {
         path
         for path, found in values.items()
-        if path != "train.seed" and (len(found) > 1 or counts[path] < len(group))
-    }  # fmt: skip
+        if path != "train.seed" and (len(found) > 1 or (counts[path] < len(group) and not follows(path)))
+    }
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from pathlib import Path
 
 import pytest
 from matplotlib import image
@@ -11,41 +12,33 @@ from rcray.aggregate.figures.curves import draw_cosines, draw_likelihoods
 from rcray.aggregate.figures.overview import draw_overview
 from rcray.aggregate.figures.plane import draw_plane
 from rcray.aggregate.groups import compare
-from rcray.config import Experiment
-from tests.report.runs import cells_of, write_ok
+from rcray.config import load_experiment
+from rcray.sweep.grid import expand
+from rcray.sweep.tiny import tiny_cells
+from tests.report.runs import write_ok
 
-OBJECTIVES = 15
-LARGEST = 10_000  # pixels
-
-
-def long_names():
-    """Cells that differ in fields no table has a column for: all of them stand in the titles."""
-    cells = []
-    for i in range(OBJECTIVES):
-        varied = {"train.warmup_steps": i, "train.clip_norm": 1 + i / 1000, "train.weight_decay": i / 1e5}
-        cells += [{"objective": "cpo", "calibration.enabled": rc, **varied} for rc in (False, True)]
-    run = {
-        "data": {"train_pairs": 80, "eval_pairs": 16},
-        "train": {"batch_size": 8, "micro_batch_size": 8, "probe_every": 2},
-    }
-    return cells_of(Experiment(name="many", run=run, cells=cells))
+#: On one tiny model its four models differ by their adapters alone, which all stand in the titles.
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "runtime.yaml"
+LARGEST = 6000  # pixels
 
 
 @pytest.fixture
 def comparisons(store):
-    cells = long_names()
+    cells = tiny_cells(expand(load_experiment(EXPERIMENT)), {})
     for cell in cells:
-        write_ok(store, cell)
+        write_ok(store, cell, steps=12)
     return compare(collect(store, cells))
 
 
 @pytest.mark.parametrize("drawing", ["plane", "cosines", "likelihoods", "overview"])
-def test_long_legends_take_no_room_from_panels(comparisons, drawing):
-    assert len(comparisons) == OBJECTIVES and min(len(found.title) for found in comparisons) > 40
+def test_long_names_take_no_room_from_panels(comparisons, drawing):
+    assert len(comparisons) > 20 and max(len(found.title) for found in comparisons) > 50
+    model = max(comparisons, key=lambda found: len(found.title)).model
+    own = [found for found in comparisons if found.model == model]
     draw = {
         "plane": lambda: draw_plane(comparisons, "nats"),
-        "cosines": lambda: draw_cosines("tiny-neox", comparisons),
-        "likelihoods": lambda: draw_likelihoods("tiny-neox", comparisons, "nats"),
+        "cosines": lambda: draw_cosines(model, own),
+        "likelihoods": lambda: draw_likelihoods(model, own, "nats"),
         "overview": lambda: draw_overview(comparisons, "nats"),
     }
     with warnings.catch_warnings():

@@ -80,6 +80,20 @@ def test_agreement_compares_the_majority_of_each_interval():
     assert intervals(["iii"], [""], 10, finished=True) == []
 
 
+@pytest.mark.parametrize(
+    ("ranks", "titles"),
+    [
+        ([4], ["DPO (method=full, scores=head)", "DPO (method=lora, scores=adapters)"]),
+        ([4, 8], ["DPO (method=full, scores=head)", *(f"DPO (method=lora, r={r}, scores=adapters)" for r in (4, 8))]),
+    ],
+)
+def test_what_follows_from_another_setting_is_not_named(store, ranks, titles):
+    """Adapters exist where the method is lora: their settings are named only where they differ among those."""
+    cells = [{"objective": "dpo"}, *({"model.method": "lora", "model.lora.r": rank} for rank in ranks)]
+    experiment = Experiment(name="methods", run={"model": "tiny-neox"}, cells=cells)
+    assert [found.title for found in compare(collect(store, expand(experiment)))] == titles
+
+
 def test_variants_of_rc_share_one_row_without_it(store):
     experiment = Experiment(
         name="ema",

@@ -7,7 +7,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from rcray.aggregate.figures.style import GREY, Plot, finish, style
+from rcray.aggregate.figures.style import GREY, Plot, finish, style, wrapped
 from rcray.aggregate.groups import Comparison, Setting
 
 _CAPTION = (
@@ -37,17 +37,18 @@ def draw_overview(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
     if len(boxes) > _MOST or not any(s.summary(lambda summary: summary.in_band) for s in boxes.values()):
         return None
     with style():
-        left = max(2.2, 0.6 + _LETTER * max(map(len, titles)))
+        labels = [wrapped(title) for title in titles]
+        left = max(2.2, 0.6 + _LETTER * max(len(line) for label in labels for line in label.splitlines()))
         figure = Figure(figsize=(left + 1.75 * len(columns), 1.3 + 0.95 * len(titles)), layout="constrained")
         axis = figure.subplots()
         for (row, column), setting in boxes.items():
             _box(axis, row, column, setting)
         axis.set_xlim(0, len(columns))
         axis.set_ylim(len(titles), 0)
-        axis.set_yticks([i + 0.5 for i in range(len(titles))], titles)
+        axis.set_yticks([i + 0.5 for i in range(len(titles))], labels)
         several = len(models) > 1
-        names = [f"{model}\n{rc} RC" if several else f"{rc} RC" for model, rc in columns]
-        axis.set_xticks([i + 0.5 for i in range(len(columns))], names)
+        heads = [f"{model}\n{rc} RC" if several else f"{rc} RC" for model, rc in columns]
+        axis.set_xticks([i + 0.5 for i in range(len(columns))], heads)
         axis.xaxis.tick_top()
         axis.tick_params(length=0)
         axis.grid(False)

@@ -8,6 +8,7 @@ and greyscale readers.
 import contextlib
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ DASHED: Any = (0, (4, 2))
 _CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 _MARKERS = "osD^vPX*<>"
 _DPI = 150
-_LEGEND_LINE = 0.2  # inches
+_LINE_LETTERS = 48
 _DRAWN_POINTS = 2000  # per curve: more only makes the files heavy
 
 _STYLE: dict[Any, Any] = {
@@ -128,12 +129,22 @@ def legend_below(axis: Axes) -> None:
 
 def legend_beside(figure: Figure, handles: Sequence[Artist]) -> None:
     """On the right; the figure becomes as much wider as it needs, so that panels keep the size they were given."""
+    for handle in handles:
+        handle.set_label(wrapped(str(handle.get_label())))
     width, height = figure.get_size_inches()
-    rows = max(1, int((height - 0.4) / _LEGEND_LINE))
-    columns = -(-len(handles) // rows)
-    legend = figure.legend(handles=handles, loc="outside right center", ncols=columns, columnspacing=1.2)
-    extent = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for columns in range(1, len(handles) + 1):
+        legend = figure.legend(handles=handles, loc="outside right center", ncols=columns, columnspacing=1.2)
+        extent = legend.get_window_extent(renderer)
+        if extent.height < height * figure.dpi or columns == len(handles):
+            break
+        legend.remove()
     figure.set_size_inches(width + extent.width / figure.dpi, height)
+
+
+def wrapped(title: str) -> str:
+    """A title that names many fields, on several lines."""
+    return textwrap.fill(title, _LINE_LETTERS)
 
 
 def slug(text: str) -> str:
