@@ -5,7 +5,7 @@ Reads only; a file that is missing or damaged becomes a status and an error text
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
 #: Every word a cell's status can be, from "there is a result" to "nothing happened yet".
-STATUSES = ("ok", "degenerate", "oom", "failed", "running", "pending")
+STATUSES = ("ok", "degenerate", "oom", "failed", "stopped", "running", "pending")
 
 #: What must be equal for two measurements of a benchmark to stand in one mean or one difference.
 PROTOCOL = ("task_version", "shots", "chat_template", "harness", "limit", "filter", "aggregate", "stderr_kind")
@@ -77,9 +77,22 @@ class CellResult:
         return recorded_columns(self.run)
 
 
-def collect(store: Store, cells: Sequence[Cell]) -> list[CellResult]:
-    """Reads what the store holds about every cell, in the order of `cells`."""
-    return [read_run(store.run(cell.run_id), cell) for cell in cells]
+def collect(store: Store, cells: Sequence[Cell], stopped: Mapping[str, str] | None = None) -> list[CellResult]:
+    """Reads what the store holds about every cell, in the order of `cells`.
+
+    Args:
+        store: where the runs are.
+        cells: which of them.
+        stopped: runs that a search has stopped early, and why; else they are like any that wait to be continued.
+    """
+    results = [read_run(store.run(cell.run_id), cell) for cell in cells]
+    reasons = stopped or {}
+    return [
+        replace(result, status="stopped", error=reasons[result.cell.run_id])
+        if result.status in ("pending", "running") and result.cell.run_id in reasons
+        else result
+        for result in results
+    ]
 
 
 def read_run(run: RunDir, cell: Cell) -> CellResult:

@@ -11,6 +11,7 @@ from rcray.config import Experiment
 from rcray.errors import ConfigError
 from rcray.store import Store
 from rcray.sweep.grid import Cell
+from rcray.sweep.ledger import read_stopped
 
 PUBLISHED_FOLDER = Path("rcray-published")
 
@@ -76,7 +77,8 @@ def _folder(store: Store, experiments: Sequence[Experiment]) -> Path:
 def _results(request: Request, store: Store, folder: Path) -> list[CellResult]:
     cells = list({cell.run_id: cell for _, cells in request.experiments for cell in cells}.values())
     if request.from_mlflow is None:
-        return collect(store, cells)
+        folders = [store.experiment(experiment.name) for experiment, _ in request.experiments]
+        return collect(store, cells, {run: why for folder in folders for run, why in read_stopped(folder).items()})
     from rcray.aggregate.mlflow_source import fetch_runs
 
     names = [experiment.name for experiment, _ in request.experiments]

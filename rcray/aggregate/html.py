@@ -142,6 +142,7 @@ def _glossary(tables: Sequence[Table]) -> str:
             "training or evaluation met non-finite values or answers without content: there is no score",
         ),
         ("oom", "", "the run went out of memory"),
+        ("stopped", "", "a search has seen enough of it, and went on without it"),
         ("pending", "", "not started"),
         ("not evaluated", "", "the run is finished, and this was not measured"),
         ("not planned", "", "no experiment of this report contains this training"),

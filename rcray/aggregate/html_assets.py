@@ -66,7 +66,7 @@ td.pair { border-bottom-color: transparent; }
 td .spread { color: var(--soft); font-size: .86em; }
 td.best { font-weight: 700; }
 td.status { color: var(--bad); font-style: italic; }
-td.status.pending, td.absent { color: var(--soft); }
+td.status.pending, td.status.stopped, td.absent { color: var(--soft); }
 td.status.running { color: var(--open); }
 td a.run { color: inherit; text-decoration: none; }
 td a.run:hover, td a.run:focus-visible { text-decoration: underline; color: var(--accent); }

@@ -18,6 +18,7 @@ from rcray.config import Experiment
 from rcray.files import write_atomic
 from rcray.store import Store
 from rcray.sweep.grid import Cell
+from rcray.sweep.ledger import read_stopped
 
 if TYPE_CHECKING:
     from rcray.aggregate.figures import Plot
@@ -48,7 +49,9 @@ class Report:
 def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell], *, figures: bool = True) -> Report:
     """Writes STORE/experiments/NAME/{tables, figures, report.html} from what the store holds now."""
     runs = ExperimentRuns(experiment, tuple(cell.run_id for cell in cells))
-    return write_report(store.experiment(experiment.name), [runs], collect(store, cells), figures=figures)
+    folder = store.experiment(experiment.name)
+    results = collect(store, cells, read_stopped(folder))
+    return write_report(folder, [runs], results, figures=figures)
 
 
 def write_report(

@@ -15,6 +15,7 @@ from rcray.sweep.grid import Cell
 #: Every status a cell can have. `cached` is `ok` from an earlier command.
 STATUSES = ("ok", "cached", "stopped", "running", "pending", "failed", "oom", "degenerate")
 FINISHED = ("ok", "cached", "stopped")  # stopped: a search has seen enough of it; as a run it is pending
+_STOPPED = "stopped.json"
 UNSUCCESSFUL = ("failed", "oom", "degenerate")
 _COLOURS = {
     "ok": "green",
@@ -39,6 +40,12 @@ class Entry:
     in_band: float | None = None
     error: str = ""
     note: str = ""  # what was changed so that the cell could run at all
+
+
+def read_stopped(experiment: Path) -> dict[str, str]:
+    """Runs that an experiment's search stopped early, and why; to any other experiment they are unfinished."""
+    found: dict[str, str] = recover_json(experiment / _STOPPED, {}, "what to stop is decided again")
+    return found
 
 
 class Ledger:
@@ -68,18 +75,13 @@ class Ledger:
             note = stopped.get(key) or store.run(key).read_adjusted().get("note", "")
             self.entries[key] = replace(entry, status=status, error=error, note=note, **known)
 
-    @property
-    def _stopped_path(self) -> Path:
-        return self.path.parent / "stopped.json"
-
     def stopped(self) -> dict[str, str]:
-        """Runs that this experiment's search stopped early, and why; to any other experiment they are unfinished."""
-        found: dict[str, str] = recover_json(self._stopped_path, {}, "what to stop is decided again")
-        return found
+        """Runs that this experiment's search stopped early, and why."""
+        return read_stopped(self.path.parent)
 
     def stop(self, run_id: str, reason: str) -> None:
         """Writes down that a search has seen enough of a run."""
-        write_json(self._stopped_path, {**self.stopped(), run_id: reason})
+        write_json(self.path.parent / _STOPPED, {**self.stopped(), run_id: reason})
 
     def tally(self) -> dict[str, int]:
         """How many cells have each status, in the order of STATUSES."""

@@ -37,6 +37,7 @@ def test_asha_stops_what_falls_behind(store, tmp_path):
     assert all("ASHA stopped it at step" in entry["note"] for entry in stopped)
     assert all(steps[entry["run_id"]] < 40 for entry in stopped)
     assert "best preference/accuracy" in output
+    assert "stopped" in (store.experiment("small") / "tables" / "results.md").read_text()
 
     again = run(command)
     assert "running" not in again, "a stopped run is not tried again by the same search"

@@ -17,6 +17,7 @@ from rcray.aggregate.findings import find, overall
 from rcray.aggregate.groups import compare
 from rcray.aggregate.report import build_report
 from rcray.store import Store
+from rcray.sweep.ledger import Ledger
 
 HERE = Path(__file__).parent
 SUFFIXES = ("png", "svg", "pdf")
@@ -166,6 +167,22 @@ def test_a_cell_without_a_result_is_a_word_everywhere(store, status):
     assert f'<span class="chip {status}">1 {status}</span>' in page
     assert f"No comparison: the cell with RC is {status}." in page
     assert "it broke" in page
+
+
+def test_what_a_search_stopped_is_said_to_be_stopped(store):
+    """In its own experiment; to another one that has the same run, it is unfinished."""
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)
+    for cell in cells[1:]:
+        runs.write_ok(store, cell)
+    runs.make(store, cells[0], "pending", steps=20)
+    Ledger(store.experiment(experiment.name) / "ledger.json", cells).stop(cells[0].run_id, "ASHA stopped it at step 20")
+    report = build_report(store, experiment, cells, figures=False)
+    assert [result.status for result in report.results] == ["stopped", *["ok"] * 5]
+    assert "stopped" in (store.experiment(experiment.name) / "tables" / "results.md").read_text()
+    assert "ASHA stopped it at step 20" in report.html.read_text()
+    other = build_report(store, experiment.model_copy(update={"name": "other"}), cells, figures=False)
+    assert other.results[0].status == "pending"
 
 
 def test_nothing_started_yet(store):

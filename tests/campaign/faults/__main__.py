@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ def _side_by_side(chosen: "Sequence[Fault]", jobs: int) -> "list[Result]":
         command = [sys.executable, "-m", "tests.campaign.faults", "--job"]
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
             assert job.stdin and job.stdout
-            with contextlib.suppress(queue.Empty):
+            with contextlib.suppress(queue.Empty, BrokenPipeError):  # all done, or a job that died
                 while True:
                     name = waiting.get_nowait()
                     found[name] = Result(name, "", False, 0.0, "its job ended early")
@@ -77,14 +77,14 @@ def _side_by_side(chosen: "Sequence[Fault]", jobs: int) -> "list[Result]":
                     print(found[name].line(), flush=True)
                     if found[name].problem:
                         print(f"  {found[name].problem}", flush=True)
-            job.stdin.close()
 
     threads = [threading.Thread(target=work) for _ in range(jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[fault.name] for fault in chosen]
+    not_tried = Result("", "", False, 0.0, "not tried: the jobs ended early")
+    return [found.get(fault.name, replace(not_tried, name=fault.name)) for fault in chosen]
 
 
 def _serve() -> None:
