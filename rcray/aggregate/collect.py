@@ -57,6 +57,7 @@ class CellResult:
     total_steps: int | None = 0  # None: the data was never read
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     summary: DynamicsSummary | None = None
+    note: str = ""  # what was changed so that the run could be carried out at all
 
     @property
     def ok(self) -> bool:
@@ -106,6 +107,7 @@ def read_run(run: RunDir, cell: Cell) -> CellResult:
     rows: Any = []
     summary, problem = None, ""
     try:
+        status = {**status, "note": run.read_adjusted().get("note", "")}
         rows = read_evaluation(run)
         summary = summarise(run, cell.config.train.probe_every, total_steps)
     except RcrayError as error:
@@ -143,6 +145,7 @@ def make_result(
         total_steps=int(known) if isinstance(known, int | float) else cell.config.total_steps,
         metrics=metrics,
         summary=summary,
+        note=str(status.get("note") or ""),
     )
 
 

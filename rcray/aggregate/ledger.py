@@ -122,15 +122,21 @@ def _run_content(result: CellResult) -> dict[str, Any]:
         problem = result.error  # what could not be read is carried along as words
     if result.status == "failed" and status.get("status") != "failed":
         problem = problem or result.error
+    if result.status == "stopped":
+        status = {**status, "status": result.status, "error": result.error}
     return {
         "run_id": result.cell.run_id,
         "varied": [[path, value] for path, value in result.cell.varied],
-        "status": {name: status[name] for name in _STATUS_FIELDS if name in status},
+        "status": {name: status[name] for name in _STATUS_FIELDS if name in status} | _noted(result),
         "problem": problem,
         "rows": [_plain(row) for row in rows],
         "summary": _plain(asdict(result.summary)) if result.summary else None,
         "config": result.cell.config.model_dump(mode="json"),
     }
+
+
+def _noted(result: CellResult) -> dict[str, str]:
+    return {"note": result.note} if result.note else {}
 
 
 def _plain(value: Any) -> Any:

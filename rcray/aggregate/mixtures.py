@@ -1,7 +1,8 @@
 """Rows that are not of one kind: told apart by footnotes, never merged silently.
 
 Rows of one table may differ in their fidelity preset, likelihood, data or score estimator; one benchmark may have been
-run with different task versions, shots or templates. The rarer kind gets a letter, and a note says what it is.
+run with different task versions, shots or templates. The rarer kind gets a letter, and a note says what it is; so does
+a run that could only be carried out with a setting changed.
 """
 
 from collections import Counter
@@ -41,6 +42,9 @@ def mark(settings: Sequence[Setting | None], groups: Sequence[str], metrics: Seq
             values = {i: read(s) for i, s in known.items() if part is None or groups[i] == part}
             for i, letter in letters.give(name, values).items():
                 rows[i] = rows.get(i, "") + letter
+    for i, setting in known.items():
+        for note in sorted({result.note for result in setting.results if result.note}):
+            rows[i] = rows.get(i, "") + letters.of(note)
     cells: dict[tuple[int, str], str] = {}
     for metric in metrics:
         found = {i: _protocol(s, metric) for i, s in known.items() if s.measured(metric)}
@@ -52,6 +56,14 @@ def mark(settings: Sequence[Setting | None], groups: Sequence[str], metrics: Seq
 class _Letters:
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self._of: dict[str, str] = {}
+
+    def of(self, note: str) -> str:
+        """The letter of a note that stands by itself; the same for the same words."""
+        if note not in self._of:
+            self._of[note] = _letter(len(self.notes))
+            self.notes.append(f"[{self._of[note]}] {note}.")
+        return self._of[note]
 
     def give(self, name: str, values: Mapping[int, str]) -> dict[int, str]:
         """A letter for every row that is not of the commonest kind; of two equally common ones, the first stays."""

@@ -29,6 +29,7 @@ def fingerprints(run: RunDir, status: str) -> dict[str, str]:
         "environment.json": [run.path / ENVIRONMENT],
         "requirements.txt": [run.path / ENVIRONMENT],
         "evaluation.json": [run.evaluation],
+        "adjusted.json": [run.adjusted],
         BENCHMARKS: [run.evaluation],
         "dynamics.parquet": sorted(run.dynamics.glob("part-*.parquet")),
         "checkpoints.json": [*_files(run.final), *sorted(run.checkpoints.glob("step-*/manifest.json"))],
@@ -52,6 +53,7 @@ def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], M
     """Writes the wanted files into a folder; a figure that cannot be drawn is left out."""
     copies = {"config.yaml": run.config, "status.json": run.status, "evaluation.json": run.evaluation}
     copies |= {"error.log": run.path / "error.log", "environment.json": run.path / ENVIRONMENT}
+    copies["adjusted.json"] = run.adjusted
     wanted = set(wanted)
     made: dict[str, Path] = {}
 

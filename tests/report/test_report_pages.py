@@ -15,7 +15,10 @@ from rcray.aggregate.collect import collect
 from rcray.aggregate.figures import draw_all
 from rcray.aggregate.findings import find, overall
 from rcray.aggregate.groups import compare
+from rcray.aggregate.ledger import ExperimentRuns, export_ledger, read_ledger
 from rcray.aggregate.report import build_report
+from rcray.aggregate.tables import to_markdown
+from rcray.files import write_json
 from rcray.store import Store
 from rcray.sweep.ledger import Ledger
 
@@ -183,6 +186,21 @@ def test_what_a_search_stopped_is_said_to_be_stopped(store):
     assert "ASHA stopped it at step 20" in report.html.read_text()
     other = build_report(store, experiment.model_copy(update={"name": "other"}), cells, figures=False)
     assert other.results[0].status == "pending"
+
+
+def test_a_run_that_was_adjusted_has_a_footnote(store, tmp_path):
+    """Also in a ledger that was exported, where there is no run directory to look into."""
+    experiment, note = runs.quickstart(), "micro-batch 8 -> 4 after running out of memory"
+    cells = runs.cells_of(experiment)
+    runs.write_runs(store, cells)
+    write_json(store.run(cells[1].run_id).adjusted, {"asked": 8, "used": 4, "note": note})
+    report = build_report(store, experiment, cells, figures=False)
+    _, row, *_ = [line for line in to_markdown(report.table).splitlines() if line.startswith("| DPO")]
+    assert row.startswith("| DPO \\[a\\] | w/ |"), row
+    assert [line for line in report.table.notes if line.startswith("[a]")] == [f"[a] {note}."]
+
+    export_ledger(tmp_path / "ledger", [ExperimentRuns(experiment, tuple(c.run_id for c in cells))], report.results)
+    assert [result.note for result in read_ledger(tmp_path / "ledger").results] == ["", note, "", "", "", ""]
 
 
 def test_nothing_started_yet(store):

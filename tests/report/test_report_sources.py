@@ -93,6 +93,7 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
     experiment = runs.quickstart()
     cells = runs.cells_of(experiment)[:2]
     run = runs.write_ok(store, cells[0], steps=20)
+    run.adjusted.write_text('{"note": "in smaller portions"}')
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
     owner = client.create_experiment(experiment.name, (tmp_path / "artifacts").as_uri())
@@ -100,7 +101,7 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
         tags = {"rcray.kind": "cell", "rcray.run_id": cells[0].run_id}
         there = client.create_run(owner, run_name=cells[0].label, tags=tags).info.run_id
         if state == "FINISHED":
-            for path in (run.status, run.evaluation):
+            for path in (run.status, run.evaluation, run.adjusted):
                 client.log_artifact(there, str(path))
             if whole:
                 pq.write_table(read_dynamics(run.dynamics), tmp_path / "dynamics.parquet")
@@ -114,5 +115,6 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
         assert [result.status for result in found] == ["ok", "pending"]
         assert str(found[0].summary) == str(here[0].summary)
         assert found[0].metrics == here[0].metrics
+        assert found[0].note == here[0].note == "in smaller portions"
     with pytest.raises(StoreError, match="has no experiment 'elsewhere'"):
         fetch_runs(uri, ["elsewhere"], cells, tmp_path / "fetched")

@@ -135,11 +135,12 @@ def test_a_run_is_followed_and_only_what_a_checkpoint_vouches_for_is_sent(store,
 def test_files_of_a_cell(store, tracker):
     cell = make_cell()
     finish(store, cell)
+    store.run(cell.run_id).adjusted.write_text("{}")
     delivery_to(tracker, store, [cell], started_here={cell.run_id}).deliver(final=True)
     found = kept(tracker, cell)
     assert set(found.files) == {
-        "config.yaml", "status.json", "environment.json", "requirements.txt", "evaluation.json", "checkpoints.json",
-        "dynamics.parquet", "figures/dynamics.png", "figures/dynamics.svg",
+        "config.yaml", "status.json", "adjusted.json", "environment.json", "requirements.txt", "evaluation.json",
+        "checkpoints.json", "dynamics.parquet", "figures/dynamics.png", "figures/dynamics.svg",
     }  # fmt: skip
     assert b"torch==" in found.files["requirements.txt"]
     manifest = json.loads(found.files["checkpoints.json"])
