@@ -40,7 +40,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 STARTING_SECONDS = 180.0  # until a cell trains, on a machine with other work
 COMMAND_SECONDS = 240.0
-ENDING_SECONDS = 20.0
+ENDING_SECONDS = 100.0  # the agents of a killed Ray wait a minute for its head before they give up
 _POLL_SECONDS = 0.02
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
