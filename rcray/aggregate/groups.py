@@ -249,6 +249,7 @@ def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
         for path, value in own.items():
             values.setdefault(path, set()).add(repr(value))
     counts = Counter(path for own in group for path in own)
+    values.pop("train.seed", None)
     everywhere = [path for path, found in values.items() if counts[path] == len(group) and len(found) > 1]
 
     def follows(path: str) -> bool:
@@ -258,13 +259,10 @@ def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
                 repr(own[other]) for own in group if path not in own
             )
             for other in everywhere
-            if other != "train.seed"
         )
 
     return {
-        path
-        for path, found in values.items()
-        if path != "train.seed" and (len(found) > 1 or (counts[path] < len(group) and not follows(path)))
+        path for path, found in values.items() if len(found) > 1 or (counts[path] < len(group) and not follows(path))
     }
 
 

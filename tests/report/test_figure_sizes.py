@@ -17,7 +17,7 @@ from rcray.sweep.grid import expand
 from rcray.sweep.tiny import tiny_cells
 from tests.report.runs import write_ok
 
-#: On one tiny model its four models differ by their adapters alone, which all stand in the titles.
+#: On one tiny model two of its models differ by method, scores and rate, which all stand in the titles.
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "runtime.yaml"
 LARGEST = 6000  # pixels
 

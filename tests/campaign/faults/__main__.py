@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,8 +83,8 @@ def _side_by_side(chosen: "Sequence[Fault]", jobs: int) -> "list[Result]":
         thread.start()
     for thread in threads:
         thread.join()
-    not_tried = Result("", "", False, 0.0, "not tried: the jobs ended early")
-    return [found.get(fault.name, replace(not_tried, name=fault.name)) for fault in chosen]
+    early = "not tried: the jobs ended early"
+    return [found.get(fault.name) or Result(fault.name, "", False, 0.0, early) for fault in chosen]
 
 
 def _serve() -> None:
