@@ -30,7 +30,7 @@ RATE = 1e-6
 
 def trl_step(setting: Setting) -> tuple[Callable[[], object], Callable[[], float]]:
     """TRL's step, and its loss without one."""
-    trainer = trl_trainer(setting.state(calibrated=False).model, setting.size.vocabulary, setting.pairs, RATE)
+    trainer = trl_trainer(setting.state(calibrated=False).policy.model, setting.size.vocabulary, setting.pairs, RATE)
     batch = trl_batch(trainer, setting.encoded, setting.reference)
     trainer.create_optimizer()
     model, optimizer = trainer.model, trainer.optimizer

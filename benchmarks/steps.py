@@ -10,17 +10,18 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, MistralConfig, MistralForCausalLM
 
 from rcray.calibration import Calibrator, calibrate, score_parameters
-from rcray.calibration.incentives import OneWorker
 from rcray.calibration.scores import Estimator
 from rcray.data.batch import Batch, collate
 from rcray.data.encode import EncodedPair
 from rcray.data.layout import CHOSEN, REJECTED, packed, two_rows
-from rcray.models.forward import answer_logps, short_mlp
+from rcray.models.capabilities import capabilities_of
+from rcray.models.forward import answer_logps
 from rcray.models.likelihood import side_logps
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import PairLogps, objective
+from rcray.train.micro import Policy
 from rcray.train.parts import score_source
-from rcray.train.step import StepState, optimizer_step
+from rcray.train.step import Scoring, StepState, Update, optimizer_step
 
 LORA_RANK = 16
 
@@ -110,21 +111,19 @@ class Setting:
         chosen: Estimator = estimator or ("head" if self.method == "full" else "adapters")
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, 1e-6)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         return StepState(
-            model=model,
-            objective=objective("dpo"),
-            likelihood="sum",
+            policy=Policy(
+                model=model,
+                objective=objective("dpo"),
+                likelihood="sum",
+                reference=self.reference,
+                share_prompts=self.sharing,  # type: ignore[arg-type]
+                short_mlp=capabilities_of(model).short_mlp,
+            ),
+            scoring=Scoring(per_micro_batch=True, source=score_source(model, chosen)),
+            update=Update(optimizer, schedule, batch_size=self.pairs, clip_norm=1.0),
             calibrator=Calibrator() if calibrated else None,
-            per_micro_batch=True,
-            score_parameters=[],
-            optimizer=optimizer,
-            scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
-            clip_norm=1.0,
-            batch_size=self.pairs,
-            reduce=OneWorker(),
-            source=score_source(model, chosen),
-            share_prompts=self.sharing,  # type: ignore[arg-type]
-            reference=self.reference,
         )
 
     def ours(self, *, calibrated: bool, estimator: Estimator | None = None) -> Callable[[], object]:
@@ -135,33 +134,34 @@ class Setting:
     def plain(self) -> Callable[[], object]:
         """The textbook on rcray's likelihoods: mean loss, backward, clip, update; no band, no scores."""
         state = self.state(calibrated=False)
+        policy = state.policy
         layout = (packed if self.sharing == "on" else two_rows)(self.batch)
 
         def run() -> None:
-            logp, _ = answer_logps(state.model, layout, mlp=short_mlp(state.model))
+            logp, _ = answer_logps(policy.model, layout, mlp=policy.short_mlp)
             z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
-            update(state, state.objective.loss(self._pairs(z_w, z_l)).mean())
+            update(state, policy.objective.loss(self._pairs(z_w, z_l)).mean())
 
         return run
 
     def logits(self, *, calibrated: bool) -> Callable[[], object]:
         """As published: logits of every token, both sides in one graph; calibrated by two extra gradients on it."""
         state = self.state(calibrated=calibrated)
-        parameters = score_parameters(state.model, "head" if self.method == "full" else "adapters")
+        parameters = score_parameters(state.policy.model, "head" if self.method == "full" else "adapters")
         both = torch.cat([self.batch.chosen.ids, self.batch.rejected.ids])
         response = torch.cat([self.batch.chosen.response, self.batch.rejected.response])[:, 1:]
 
         def run() -> None:
-            scores = state.model(input_ids=both, use_cache=False).logits[:, :-1].float()
+            scores = state.policy.model(input_ids=both, use_cache=False).logits[:, :-1].float()
             picked = scores.log_softmax(-1).gather(-1, both[:, 1:, None]).squeeze(-1)
             z_w, z_l = (picked * response).sum(-1).split(self.pairs)
             pairs = self._pairs(z_w, z_l)
             if calibrated:
                 loss = calibrate(
-                    state.objective, z_w, z_l, parameters=parameters, calibrator=state.calibrator, pairs=pairs
+                    state.policy.objective, z_w, z_l, parameters=parameters, calibrator=state.calibrator, pairs=pairs
                 ).loss
             else:
-                loss = state.objective.loss(pairs)
+                loss = state.policy.objective.loss(pairs)
             update(state, loss.mean())
 
         return run
@@ -173,7 +173,7 @@ class Setting:
 
 def update(state: StepState, loss: Tensor) -> None:
     """Backward, clip, step."""
-    state.optimizer.zero_grad()
+    state.update.optimizer.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(state.parameters, 1.0)
-    state.optimizer.step()
+    torch.nn.utils.clip_grad_norm_(state.update.parameters, 1.0)
+    state.update.optimizer.step()

@@ -7,11 +7,24 @@ In a loop of your own::
     result.loss.mean().backward()
 """
 
-from rcray.calibration.band import Band, Statistics, band, pathway_of, predicted_pathway, rates
-from rcray.calibration.calibrator import Calibration, Calibrator, observe, scale_gradient
-from rcray.calibration.incentives import Incentives, Reduce, incentives, mean_incentives
-from rcray.calibration.scores import Scores, plain_scores, score_parameters, statistics, summarise
-from rcray.calibration.wrap import Calibrated, calibrate
+from rcray.calibration.band import (
+    Band,
+    Calibration,
+    Calibrator,
+    Scores,
+    Statistics,
+    band,
+    mean_incentives,
+    observe,
+    pathway_of,
+    predicted_pathway,
+    rates,
+    statistics,
+    summarise,
+)
+from rcray.calibration.scores import Reduce, plain_scores, score_parameters
+from rcray.calibration.wrap import Calibrated, calibrate, scale_gradient
+from rcray.objectives.base import Incentives, incentives
 
 __all__ = [
     "Band",

@@ -1,21 +1,61 @@
-"""The disentanglement band: where the incentive ratio must lie to suppress the loser and preserve the winner.
+"""The disentanglement band of a batch, and the calibration that stays at its centre.
 
 Legend
-  d_w, d_l    incentives; r = d_w / d_l (paper, Eq. 5)
-  s_w, s_l    scores; rho = cosine(s_w, s_l)
+  d_w, d_l    mean incentives of the pairs of all workers, kept as sign and log; r = d_w / d_l (paper, Eq. 5)
+  s_w, s_l    mean scores, through their norms and rho = cosine(s_w, s_l)
   r* = |s_l| / |s_w|   centre of the band (Proposition 3.3)
   band        |log r - log r*| <= -log rho (Eq. 9); slack = -log rho - |log r - log r*| (Eq. 10)
+  alpha = (r* / r)^(1/2)      d_w -> alpha d_w, d_l -> d_l / alpha (Eq. 12, Proposition 3.4)
+  EMA         of log d_w, log d_l, log |s_w|, log |s_l|, started at the first value and including the current batch
+              (appendix, "Log-Domain EMA")
+  clip        the calibrated ratio is kept inside the band of the current batch (appendix, "Dynamic Clipping")
 
 With rho <= 0 the two updates do not fight: every positive ratio gives pathway (iii) and the band is unbounded.
-Everything here is on floats in the log domain: exp() of a sum of log-ratios overflows, its logarithm does not.
+Decisions are on floats in the log domain: exp() of a sum of log-ratios overflows, its logarithm does not.
+
+alpha is held within exp(+-MAX_LOG_ALPHA): where only one side of a loss is saturated the ratio may be e^10000, and no
+float holds its root. `clipped` marks both kinds of holding back. The appendix centres the clip on EMA[log r*] while
+promising the band of the current batch; here the band of the current batch is used, so that the promise holds.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
+from rcray.calibration.scores import Gradients, Products, Reduce
+from rcray.objectives.base import Incentives
 from rcray.records import Pathway
 
 EDGE_ROUNDING = 1e-9  # nats: a ratio this close to an edge lies on it
+#: Bound of |log alpha|: alpha and 1/alpha stay below 3e17, so that a float32 or bfloat16 gradient times either holds.
+MAX_LOG_ALPHA = 40.0
+
+_SMOOTHED = ("log_d_w", "log_d_l", "log_s_w", "log_s_l")
+
+
+@dataclass(frozen=True)
+class LogMean:
+    """A signed mean as sign and log of its absolute value."""
+
+    log_abs: float
+    sign: int
+
+    @property
+    def value(self) -> float:
+        """The mean itself; may underflow to 0 where log_abs does not."""
+        return self.sign * math.exp(self.log_abs)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Norms and cosine of the two score directions; logs, because the norms span many decades."""
+
+    log_s_w: float
+    log_s_l: float
+    rho: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +100,79 @@ class Statistics:
     def scaled(self, log_alpha: float) -> "Statistics":
         """The statistics after calibration: d_w times alpha, d_l over alpha."""
         return replace(self, log_d_w=self.log_d_w + log_alpha, log_d_l=self.log_d_l - log_alpha)
+
+
+def statistics(d_w: LogMean, d_l: LogMean, scores: Scores) -> Statistics:
+    """Joins incentives and scores of one batch."""
+    return Statistics(d_w.log_abs, d_l.log_abs, d_w.sign, d_l.sign, scores.log_s_w, scores.log_s_l, scores.rho)
+
+
+def mean_incentives(parts: Incentives | Sequence[Incentives], reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
+    """Mean d_w and d_l over the pairs of these micro-batches and of all workers, in the log domain."""
+    parts = [parts] if isinstance(parts, Incentives) else parts
+    log_d_w, d_w, log_d_l, d_l = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("log_d_w", "d_w", "log_d_l", "d_l")
+    )
+    sums = [*_log_sums(log_d_w, d_w), *_log_sums(log_d_l, d_l), float(len(d_w))]
+    local = torch.tensor(sums, dtype=torch.float64, device=d_w.device)
+    rows = local[None] if reduce is None else reduce.gather(local)
+    plus_w, minus_w, plus_l, minus_l, counts = zip(*rows.tolist(), strict=True)
+    return _signed_mean(plus_w, minus_w, sum(counts)), _signed_mean(plus_l, minus_l, sum(counts))
+
+
+def _log_sums(log_abs: Tensor, value: Tensor) -> tuple[float, float]:
+    """log of the sum of positive and of negative incentives.
+
+    The sign of an incentive that underflowed to 0 is taken as positive, unless its log says it is exactly 0.
+    """
+    negative = torch.where(value < 0, log_abs, -math.inf)
+    positive = torch.where(value < 0, -math.inf, log_abs)
+    return torch.logsumexp(positive, 0).item(), torch.logsumexp(negative, 0).item()
+
+
+def _signed_mean(positive: Sequence[float], negative: Sequence[float], count: float) -> LogMean:
+    plus, minus = _logsumexp(positive), _logsumexp(negative)
+    if math.isnan(plus) or math.isnan(minus) or math.inf in (plus, minus):
+        return LogMean(math.nan, 0)
+    if plus == minus:  # both -inf (inactive), or an exact cancellation
+        return LogMean(-math.inf, 0)
+    high, low = max(plus, minus), min(plus, minus)
+    log_abs = high + (math.log1p(-math.exp(low - high)) if low > -math.inf else 0.0)
+    return LogMean(log_abs - math.log(count), 1 if plus > minus else -1)
+
+
+def _logsumexp(values: Sequence[float]) -> float:
+    top = max(values)
+    if any(math.isnan(v) for v in values):
+        return math.nan
+    return top if math.isinf(top) else top + math.log(sum(math.exp(v - top) for v in values))
+
+
+def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = None, *, pairs: int) -> Scores:
+    """Norms and cosine of the mean scores over `pairs` pairs of all workers, reduced before they are squared."""
+    products = torch.zeros(3, dtype=torch.float64, device=grads_w[0].device)
+    for g_w, g_l in zip(grads_w, grads_l, strict=True):
+        # float32 or better holds each product's terms, float64 their sum
+        wide = torch.promote_types(g_w.dtype, torch.float32)
+        g_w, g_l = g_w.to(wide), g_l.to(wide)
+        if reduce is not None:
+            g_w, g_l = reduce.sum(g_w), reduce.sum(g_l)
+        terms = (g_w * g_w, g_l * g_l, g_w * g_l)
+        products += torch.stack([term.sum(dtype=torch.float64) for term in terms])
+    return from_products(Products(*products.tolist()), pairs)
+
+
+def from_products(products: Products, pairs: int) -> Scores:
+    """Norms and cosine of the means over `pairs` pairs."""
+    ww, ll, wl = products.ww, products.ll, products.wl
+    if not all(map(math.isfinite, (ww, ll, wl))):
+        return Scores(math.nan, math.nan, math.nan)
+    rho = max(-1.0, min(1.0, wl / math.sqrt(ww) / math.sqrt(ll))) if ww and ll else math.nan
+    return Scores(_half_log(ww) - math.log(pairs), _half_log(ll) - math.log(pairs), rho)
+
+
+def _half_log(square: float) -> float:
+    return 0.5 * math.log(square) if square > 0 else -math.inf
 
 
 @dataclass(frozen=True)
@@ -158,3 +271,79 @@ def predicted_pathway(stats: Statistics) -> Pathway:
         return "reversed" if stats.reversed else "iii"
     predicted = rates(stats)
     return pathway_of(predicted.z_w, predicted.z_l)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the calibrator decided for one batch."""
+
+    log_alpha: float
+    stats: Statistics  # before calibration
+    band: Band
+    skipped: str | None = None  # why the batch was left alone, or None
+    clipped: bool = False  # the factor was held back, by the band or by MAX_LOG_ALPHA
+
+    @property
+    def alpha(self) -> float:
+        """The factor on the winner's gradient; the loser's is its inverse."""
+        return math.exp(self.log_alpha)
+
+    @property
+    def calibrated(self) -> Statistics:
+        """The statistics of the update that is actually made."""
+        return self.stats.scaled(self.log_alpha)
+
+    @property
+    def slack(self) -> float:
+        """Log-distance of the realised ratio to the nearer edge of the band."""
+        return self.band.slack(self.calibrated.log_r)
+
+    @property
+    def in_band(self) -> bool | None:
+        """Whether the update that is made lies inside the band; None where that is not defined."""
+        # A clipped ratio sits on the edge itself, up to rounding.
+        return None if math.isnan(self.slack) else self.slack >= -EDGE_ROUNDING
+
+
+def observe(stats: Statistics) -> Calibration:
+    """Diagnostics without calibration: alpha = 1."""
+    return Calibration(0.0, stats, band(stats), stats.problem())
+
+
+class Calibrator:
+    """The log-EMAs and the factor they give. The only state is four floats."""
+
+    def __init__(self, ema_beta: float = 0.98, *, clip: bool = True):
+        self.ema_beta = ema_beta
+        self.clip = clip
+        self.ema: dict[str, float] | None = None
+
+    def update(self, stats: Statistics) -> Calibration:
+        """Takes in one batch and returns its factor; a batch without a ratio to balance is left alone.
+
+        Such a batch (an inactive hinge, a zero score, a non-finite value) does not enter the averages either.
+        """
+        here = band(stats)
+        if problem := stats.problem():
+            return Calibration(0.0, stats, here, skipped=problem)
+        current = {name: getattr(stats, name) for name in _SMOOTHED}
+        if self.ema is None:
+            self.ema = current
+        else:
+            beta = self.ema_beta
+            self.ema = {name: beta * self.ema[name] + (1 - beta) * current[name] for name in _SMOOTHED}
+        log_r = self.ema["log_d_w"] - self.ema["log_d_l"]
+        log_r_star = self.ema["log_s_l"] - self.ema["log_s_w"]
+        target = stats.log_r + (log_r_star - log_r)
+        inside = here.clip(target) if self.clip else target
+        wanted = (inside - stats.log_r) / 2
+        log_alpha = min(max(wanted, -MAX_LOG_ALPHA), MAX_LOG_ALPHA)
+        return Calibration(log_alpha, stats, here, clipped=inside != target or log_alpha != wanted)
+
+    def state_dict(self) -> dict[str, float] | None:
+        """The averages, exact in JSON; None before the first batch."""
+        return None if self.ema is None else dict(self.ema)
+
+    def load_state_dict(self, state: dict[str, float] | None) -> None:
+        """Restores what `state_dict` gave."""
+        self.ema = None if state is None else {name: float(state[name]) for name in _SMOOTHED}

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rcray.calibration.scores import Products
+from rcray.calibration.scores import Products, SideScores
 from rcray.models.head import KEEP_BYTES, HeadPass, add_product
 
 Form = Literal["gram", "direct", "sketch"]
@@ -35,13 +35,13 @@ class HeadSums:
     w: Tensor | None = field(default=None, init=False)
     l: Tensor | None = field(default=None, init=False)  # noqa: E741  the paper's letter
 
-    def __call__(self, made: HeadPass, rows: slice, residual: Tensor) -> None:
+    def __call__(self, applied: HeadPass, rows: slice, residual: Tensor) -> None:
         """Adds a chunk."""
         if self.w is None or self.l is None:
-            columns = made.h.shape[1] if self.projection is None else self.projection.shape[1]
-            wide = torch.promote_types(made.h.dtype, torch.float32)
-            self.w, self.l = made.h.new_zeros(2, made.weight.shape[0], columns, dtype=wide).unbind()
-        right = made.h[rows] if self.projection is None else made.h[rows] @ self.projection.to(made.h.dtype)
+            columns = applied.h.shape[1] if self.projection is None else self.projection.shape[1]
+            wide = torch.promote_types(applied.h.dtype, torch.float32)
+            self.w, self.l = applied.h.new_zeros(2, applied.weight.shape[0], columns, dtype=wide).unbind()
+        right = applied.h[rows] if self.projection is None else applied.h[rows] @ self.projection.to(applied.h.dtype)
         right = right * self.weights[rows, None].to(right.dtype)
         middle = min(max(self.split - rows.start, 0), len(right))
         if middle:
@@ -49,11 +49,16 @@ class HeadSums:
         if middle < len(right):
             add_product(self.l, residual[middle:], right[middle:])
 
+    def side_scores(self) -> SideScores:
+        """What was summed, once every chunk has passed."""
+        assert self.w is not None and self.l is not None
+        return SideScores([self.w], [self.l])
 
-def gram_products(made: HeadPass, weights: Tensor, split: int) -> Products:
+
+def gram_products(applied: HeadPass, weights: Tensor, split: int) -> Products:
     """|G_w|^2, |G_l|^2 and <G_w, G_l> without G."""
-    ((_, residual),) = made.residuals()
-    right = made.h * weights[:, None].to(made.h.dtype)
+    ((_, residual),) = applied.residuals()
+    right = applied.h * weights[:, None].to(applied.h.dtype)
 
     def product(a: slice, b: slice) -> float:
         block = (residual[a] @ residual[b].T) * (right[a] @ right[b].T)

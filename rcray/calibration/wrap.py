@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rcray.calibration.calibrator import Calibration, Calibrator, observe, scale_gradient
-from rcray.calibration.incentives import PairLoss, Reduce, incentives, mean_incentives
-from rcray.calibration.scores import plain_scores, statistics, summarise
+from rcray.calibration.band import Calibration, Calibrator, mean_incentives, observe, statistics, summarise
+from rcray.calibration.scores import Reduce, plain_scores
 from rcray.objectives import Objective, PairLogps
+from rcray.objectives.base import PairLoss, incentives
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,30 @@ def calibrate(
     if isinstance(loss, Objective):
         return Calibrated(loss.loss(pairs.with_z(scaled_w, scaled_l)), report)
     return Calibrated(loss(scaled_w, scaled_l), report)
+
+
+def scale_gradient(z: Tensor, factor: float) -> Tensor:
+    """z^rc of Eq. 12: the value of z bit for bit, its gradient times `factor`."""
+    scaled: Tensor = _ScaleGradient.apply(z, factor)
+    return scaled
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity forward, product backward.
+
+    Not factor*z + (1-factor)*sg(z), which rounds; nor sg(z) + factor*(z - sg(z)), which is NaN at z = -inf.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, factor: float) -> Tensor:
+        return z.view_as(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.factor, None

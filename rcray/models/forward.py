@@ -1,31 +1,46 @@
-"""One forward of a layout: hidden states of the answers, and their log-probabilities."""
+"""One forward of a layout: hidden states of the answers, their log-probabilities, and hooks on the way.
 
-import inspect
-import logging
-from collections.abc import Callable, Iterator
+Hooks
+  answers_only   the last feed-forward layer computes the tokens that predict answers and no others
+  unfolding      the last block sees the two plain rows of each packed pair
+  watching       what flows through the factors of adapters is recorded
+  cutting        the graph is parted at the input of a block
+"""
+
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rcray.data.batch import Batch, Side
-from rcray.data.layout import Layout, packed, two_rows
-from rcray.errors import ConfigError
+from rcray.data.layout import Layout
+from rcray.models.blocks import AdapterBlock
 from rcray.models.head import HeadPass, OnResiduals, head_pass
-from rcray.models.last_mlp import answers_only, last_mlp
-from rcray.models.likelihood import body_of, has_plain_head
-
-log = logging.getLogger(__name__)
 
 FLEX = "flex_attention"  # as transformers calls it
+#: Leaving prompts out of a layer is worth it from this share of a row on: picking and putting back is not free.
+WORTH_LEAVING_OUT = 0.1
+
+
+def body_of(model: Any) -> Any:
+    """The transformer below the head; LoRA layers are inside it."""
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return causal.base_model
+
+
+def attention_of(model: Any) -> str | None:
+    """The attention kernel, as transformers calls it."""
+    return getattr(model.config, "_attn_implementation", None)
 
 
 def answer_hidden(model: Any, layout: Layout, mlp: nn.Module | None = None) -> Tensor:
     """Hidden states that predict the answer tokens, [answers, hidden], with their graph; `mlp` computes no others."""
     inputs: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
     if layout.packed:
-        mask = layout.block_mask() if _uses_flex(model) else layout.mask()
+        mask = layout.block_mask() if attention_of(model) == FLEX else layout.mask()
         inputs |= {"attention_mask": mask, "position_ids": layout.positions}
     with answers_only(mlp, layout):
         hidden = body_of(model)(**inputs).last_hidden_state
@@ -46,7 +61,7 @@ def answer_logps(
     Args:
         model: a causal language model with a plain head.
         layout: its pairs, as they lie in the forward.
-        mlp: the last block's feed-forward layer (`short_mlp`), where it may leave out the prompts.
+        mlp: the last block's feed-forward layer, where it may leave out the prompts (`Capabilities.short_mlp`).
         scores: whether the pass will be asked for the head's scores.
         on_residuals: called with the head's residuals as they pass.
     """
@@ -66,7 +81,7 @@ def unfolding(model: Any, block: nn.Module, layout: Layout) -> Iterator[None]:
         return
     assert layout.unpacked is not None
     pairs, width, columns = layout.pairs, layout.ids.shape[1], layout.unpacked
-    mask = layout.plain_rows.block_mask() if _uses_flex(model) else None
+    mask = layout.plain_rows.block_mask() if attention_of(model) == FLEX else None
     row = torch.arange(pairs, device=columns.device).repeat(2)[:, None]
     place = (row * width + columns).flatten()
 
@@ -89,101 +104,115 @@ def unfolding(model: Any, block: nn.Module, layout: Layout) -> Iterator[None]:
         handle.remove()
 
 
-def short_mlp(model: Any) -> nn.Module | None:
-    """The last feed-forward layer, where likelihoods stay the same without the prompts' way through it; tried once."""
-    if "rcray_short_mlp" not in model.__dict__:
-        mlp = last_mlp(model)
-        # Held in a tuple: as an attribute of its own it would become a second name of the same parameters.
-        model.rcray_short_mlp = (mlp if mlp is not None and _short_equals_whole(model, mlp) else None,)
-    (found,) = model.rcray_short_mlp
-    return found  # type: ignore[no-any-return]
+@contextmanager
+def answers_only(mlp: nn.Module | None, layout: Layout) -> Iterator[None]:
+    """Within it, `mlp`, that of the last block, computes the tokens that predict answers; the others get zeros.
 
-
-def can_share_prompts(model: Any) -> bool:
-    """Whether packed rows give this model's likelihoods; tried once per model, on a few tokens."""
-    known = model.__dict__.get("rcray_shares_prompts")
-    if known is None:
-        known = _takes_packed_rows(model) and _packed_equals_plain(model)
-        model.rcray_shares_prompts = known
-        if not known:
-            log.info("%s does not take packed rows; each pair is forwarded as two rows", type(model).__name__)
-    return bool(known)
-
-
-def _takes_packed_rows(model: Any) -> bool:
-    if _attention(model) not in ("sdpa", FLEX) or not has_plain_head(model):
-        return False
-    return "position_ids" in inspect.signature(body_of(model).forward).parameters
-
-
-def attention_window(model: Any) -> int | None:
-    """How many tokens back this model reads, where that is bounded: a mask of ours would lift the bound."""
-    if not getattr(model.config, "use_sliding_window", True):
-        return None
-    return getattr(model.config, "sliding_window", None)
-
-
-def use_flex_attention(model: Any, device: torch.device) -> None:
-    """Attention by FlexAttention, which skips what packed rows must not read; torch has its backward on GPUs.
-
-    Raises:
-        ConfigError: no GPU, or a model that cannot.
+    Nothing reads what the last block makes of the earlier prompt tokens: attention has taken their keys and values.
     """
-    if device.type != "cuda":
-        raise ConfigError(
-            f"execution.attention: 'flex' cannot be trained on {device.type}: torch has no backward for it there",
-            fix="use sdpa",
-        )
+    if mlp is None:
+        yield
+        return
+    places: list[tuple[Tensor, torch.Size]] = []
+
+    def before(_mlp: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *others = args
+        rows = layout if len(hidden) == len(layout.ids) else layout.plain_rows
+        if rows.span > (1 - WORTH_LEAVING_OUT) * hidden.shape[1]:
+            return args
+        index = rows.answer_columns[:, :, None].expand(-1, -1, hidden.shape[-1])
+        places.append((index, hidden.shape))
+        return (hidden.gather(1, index), *others)
+
+    def after(_mlp: nn.Module, _args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not places:
+            return output
+        index, shape = places.pop()
+        return output.new_zeros(shape).scatter(1, index, output)
+
+    handles = [mlp.register_forward_pre_hook(before), mlp.register_forward_hook(after)]
     try:
-        model.set_attn_implementation(FLEX)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(
-            f"execution.attention: 'flex' does not fit {type(model).__name__}: {error}", fix="use sdpa"
-        ) from None
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _attention(model: Any) -> str | None:
-    return getattr(model.config, "_attn_implementation", None)
+#: Bytes a factor's gradients of single rows may take; beyond it they are summed anew for every question.
+ROWS_BYTES = 64 * 2**20
 
 
-def _uses_flex(model: Any) -> bool:
-    return _attention(model) == FLEX
+@dataclass
+class Flow:
+    """What went into an adapter factor, and the gradient that came back to its output."""
+
+    layer: nn.Linear
+    inputs: Tensor
+    gradient: Tensor | None = None
+
+    def weight_gradient(self, rows: slice, scale: Tensor | None = None) -> Tensor:
+        """Gradient of the weight from these rows, [outputs, inputs], each row times its scale."""
+        weight = self.layer.weight
+        if self.gradient is None:  # nothing above it depends on this factor
+            return torch.zeros_like(weight)
+        if len(self.gradient) * weight.numel() * self.gradient.element_size() <= ROWS_BYTES:
+            single = self._of_rows[rows]
+            total = single.sum(0) if scale is None else torch.tensordot(scale[rows].to(single.dtype), single, 1)
+            return total.to(weight.dtype)
+        gradient, inputs = self.gradient[rows], self.inputs[rows].to(self.gradient.dtype)
+        if scale is not None:
+            gradient = gradient * scale[rows, None, None].to(gradient.dtype)
+        product = gradient.reshape(-1, gradient.shape[-1]).T @ inputs.reshape(-1, inputs.shape[-1])
+        return product.to(weight.dtype)
+
+    @cached_property
+    def _of_rows(self) -> Tensor:
+        """The gradient of each row, [rows, outputs, inputs]: both sides and the scaled sum are read off it."""
+        assert self.gradient is not None
+        return torch.bmm(self.gradient.transpose(1, 2), self.inputs.to(self.gradient.dtype))
 
 
-def _packed_equals_plain(model: Any) -> bool:
-    return _agree(
-        model,
-        lambda batch: answer_logps(model, packed(batch).to(_device(model)))[0],
-        lambda batch: answer_logps(model, two_rows(batch).to(_device(model)))[0],
-    )
+@contextmanager
+def watching(block: AdapterBlock) -> Iterator[list[Flow]]:
+    """Records the flow through every adapter factor of the forward made within it; gradients arrive later."""
+    flows: list[Flow] = []
 
+    def after(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        flow = Flow(layer, inputs[0].detach())
+        flows.append(flow)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: setattr(flow, "gradient", gradient))
 
-def _short_equals_whole(model: Any, mlp: nn.Module) -> bool:
-    return _agree(
-        model,
-        lambda batch: answer_logps(model, two_rows(batch).to(_device(model)), mlp=mlp)[0],
-        lambda batch: answer_logps(model, two_rows(batch).to(_device(model)))[0],
-    )
-
-
-def _agree(model: Any, *ways: Callable[[Batch], Tensor]) -> bool:
-    """Whether ways to compute likelihoods agree on a few tokens; one that cannot be gone does not."""
-    weight = model.get_output_embeddings().weight
-    words = torch.arange(1, 12) % weight.shape[0]
-
-    def side(*columns: int) -> Side:
-        ids = words[list(columns)][None]
-        return Side(ids, torch.ones_like(ids), (torch.arange(len(columns)) >= 3).long()[None])
-
-    batch = Batch(torch.tensor([0]), side(0, 1, 2, 3, 4, 5), side(0, 1, 2, 6, 7))
-    exact = weight.dtype in (torch.float32, torch.float64)
+    handles = [layer.register_forward_hook(after) for layer in block.layers]
     try:
-        with torch.no_grad():
-            one, two = (way(batch).float() for way in ways)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)
+        yield flows
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _device(model: Any) -> torch.device:
-    return model.get_output_embeddings().weight.device  # type: ignore[no-any-return]
+@dataclass
+class Cut:
+    """A tensor of the forward, held apart from what computed it."""
+
+    below: Tensor | None = None
+    above: Tensor | None = None
+
+
+@contextmanager
+def cutting(block: nn.Module) -> Iterator[Cut]:
+    """Parts the graph of the forward made within it at the input of `block`."""
+    cut = Cut()
+
+    def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        given = args[0] if args else kwargs["hidden_states"]
+        cut.below, cut.above = given, given.detach().requires_grad_()
+        if args:
+            return (cut.above, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": cut.above}
+
+    handle = block.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        yield cut
+    finally:
+        handle.remove()

@@ -6,15 +6,19 @@ Legend
   n_w, n_l   [pairs]  response tokens
   z~ = z - ref        m = z_w - z_l        m~ = z~_w - z~_l
 
-An objective is a pure function of `PairLogps`. Its incentives come from autograd on detached leaves
-(`rcray.calibration.incentives`), so loss, calibration and log cannot drift apart.
+  d_w = -dL/dz_w, d_l = dL/dz_l   [pairs]  incentives (paper, Eq. 5)
+
+An objective is a pure function of `PairLogps`. It is differentiated once, by autograd on detached leaves: the seeds of
+the backward and the incentives are the same numbers, so loss, calibration and log cannot drift apart.
 """
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from rcray.config.objectives import BY_NAME, Custom, ObjectiveParams
@@ -133,6 +137,64 @@ class Objective:
         """Branch statistics from token log-probabilities; sum or mean unless the objective says otherwise."""
         build = self.formula.statistics or (lambda t, _params, r: reduce_tokens(t, r))
         return build(tokens, self.params, reduction)
+
+
+PairLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Incentives:
+    """Loss and incentives per pair; logs kept apart, in float64, so that saturated incentives stay comparable."""
+
+    loss: Tensor
+    d_w: Tensor
+    d_l: Tensor
+    log_d_w: Tensor  # log |d_w|; -inf where the incentive is exactly zero
+    log_d_l: Tensor
+
+
+def incentives(loss: Objective | PairLoss, pairs: PairLogps, *, double: bool = True) -> Incentives:
+    """d_w and d_l of every pair, for an `Objective` or any function `loss(z_w, z_l) -> [pairs]`.
+
+    The incentive of a pair is the derivative of the summed loss, so a loss may also couple the pairs of a batch.
+    A pair whose likelihoods or loss are not finite has NaN incentives, even where the derivative is a constant
+    (the winner of DDRO, a hinge): it must not pass for a healthy pair.
+
+    Args:
+        loss: what is differentiated.
+        pairs: the likelihoods; their graph is not touched.
+        double: differentiate in float64. A training step does not: -d_w and d_l are the seeds of its backward, bit for
+            bit those of the plain loss. Logs in closed form are in float64 either way.
+    """
+    wide = _in_double(pairs)
+    leaves = wide if double else pairs.with_z(pairs.z_w.detach().clone(), pairs.z_l.detach().clone())
+    z_w, z_l = leaves.z_w.requires_grad_(), leaves.z_l.requires_grad_()
+    with torch.enable_grad():
+        values = loss.loss(leaves) if isinstance(loss, Objective) else loss(z_w, z_l)
+        grad_w, grad_l = torch.autograd.grad(values.sum(), (z_w, z_l), allow_unused=True)
+    d_w = torch.zeros_like(z_w) if grad_w is None else -grad_w
+    d_l = torch.zeros_like(z_l) if grad_l is None else grad_l
+    closed = loss.formula.log_incentives if isinstance(loss, Objective) else None
+    with torch.no_grad():
+        if closed is not None:
+            log_w, log_l = closed(wide, loss.params)  # type: ignore[union-attr]
+        else:
+            log_w, log_l = d_w.double().abs().log(), d_l.double().abs().log()
+        broken = ~(values.isfinite() & z_w.isfinite() & z_l.isfinite())
+        masked = (x.detach().masked_fill(broken, math.nan) for x in (d_w, d_l, log_w, log_l))
+        return Incentives(values.detach(), *masked)
+
+
+def _in_double(pairs: PairLogps) -> PairLogps:
+    """Detached float64 copies: these are scalars per pair, precision there costs nothing."""
+
+    def double(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.detach().to(torch.float64, copy=True)
+
+    copies: dict[str, Any] = {name: double(getattr(pairs, name)) for name in ("z_w", "z_l", "ref_w", "ref_l")}
+    return replace(
+        pairs, **copies, constants={name: value.detach().double() for name, value in pairs.constants.items()}
+    )
 
 
 _FORMULAS: dict[str, Formula] = {}

@@ -172,7 +172,7 @@ class Training:
     def run(self) -> dict[str, Any]:
         """The loop itself: probe, step, record, checkpoint."""
         config, schedule, progress = self.job.config, self.schedule, self.progress
-        self.state.model.train()
+        self.state.policy.model.train()
         clock = time.perf_counter()
         for step in range(progress.step, schedule.total_steps):
             probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
@@ -185,7 +185,7 @@ class Training:
             except DegenerateRunError:
                 self.recorder.flush()  # the way to the collapse; a resumed run would rewind it
                 raise
-            tokens = int(self.state.reduce.sum(torch.tensor(sum(batch.tokens for batch in batches))))
+            tokens = self._over_workers(sum(batch.tokens for batch in batches))
             progress.step = step + 1
             progress.tokens += tokens
             progress.in_band_steps += row["in_band"]
@@ -208,10 +208,10 @@ class Training:
 
     def start(self) -> None:
         """Goes back to the newest sound checkpoint whose records are sound too, and forgets every record after it."""
-        run, state = self.job.run, self.state
+        run, model, update = self.job.run, self.state.policy.model, self.state.update
         recorded = sound_until(run.dynamics)
         self.progress = (
-            restore_newest(run.checkpoints, state.model, state.optimizer, state.scheduler, upto=recorded) or Progress()
+            restore_newest(run.checkpoints, model, update.optimizer, update.scheduler, upto=recorded) or Progress()
         )
         if self.state.calibrator is not None:
             self.state.calibrator.load_state_dict(self.progress.calibrator)
@@ -222,9 +222,10 @@ class Training:
 
     def _probe(self) -> dict[str, Any]:
         """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
-        mean = self.state.likelihood == "mean"
-        with torch.no_grad(), self.state.precision():
-            sides = [side_logps(self.state.model, side) for side in (self.probe.chosen, self.probe.rejected)]
+        policy = self.state.policy
+        mean = policy.likelihood == "mean"
+        with torch.no_grad(), policy.precision():
+            sides = [side_logps(policy.model, side) for side in (self.probe.chosen, self.probe.rejected)]
             z_w, z_l = (s.sums / s.lengths if mean else s.sums for s in sides)
         z = [z_w.mean().item(), z_l.mean().item()]
         self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
@@ -235,7 +236,8 @@ class Training:
     def _save(self, last: bool) -> None:
         """Records first, then the checkpoint that vouches for them; at the end the model in place of checkpoints."""
         run, state, execution = self.job.run, self.state, self.job.config.execution
-        gathered = Snapshot.gather(state.model, state.optimizer)
+        model, update = state.policy.model, state.update
+        gathered = Snapshot.gather(model, update.optimizer)
         weights = gathered.weights if gathered else None
         better = execution.keep_best and self._is_best(probed=last)
         if self.rank == 0:
@@ -250,7 +252,7 @@ class Training:
             else:
                 keep = execution.keep_checkpoints
                 place, progress = run.checkpoints, self.progress
-                save_checkpoint(place, state.model, state.optimizer, state.scheduler, progress, keep, gathered)
+                save_checkpoint(place, model, update.optimizer, update.scheduler, progress, keep, gathered)
                 self._write_status("running")
             if mirror := self.job.mirror:
                 mirror.push()
@@ -268,6 +270,10 @@ class Training:
         if better:
             self.progress.best = self.standing
         return better
+
+    def _over_workers(self, count: int) -> int:
+        reduce = self.state.workers.reduce
+        return count if reduce is None else int(reduce.sum(torch.tensor(count)))
 
     def _meet(self) -> None:
         """(3) Ray Train made the process group; nobody runs ahead of what rank 0 is writing."""

@@ -1,150 +1,173 @@
-"""A micro-batch on its way through the model: likelihoods, incentives and scores, then its backward.
+"""A micro-batch: its forward, the scores that are read off it, and its one backward.
 
-Two ways, one result:
-  ReadOff    scores are read off the backward that training needs anyway (parts.py); pairs may be packed
-  Plain      the published way, two extra gradients on a retained graph: for likelihoods that need the whole
-             next-token distribution, scores over all parameters, and heads that are not a plain matrix
+A part is one forward, of both sides or of one. It knows the log-probabilities of its answer tokens. Told what each
+token weighs in its likelihood, it gives the scores; told the seeds, it makes the backward:
+
+  CutPart        adapters, calibrating: the head and the last block are walked once with unit seeds, the scores are read
+                 from what flowed through the block's adapters, and the same walk, scaled row by row, goes on below
+  WatchedPart    adapters, not calibrating: an ordinary backward, watched; rows are divided by their seeds afterwards,
+                 and the gradients are those of the plain objective bit for bit
+  HeadPart       head, sketch (parts.py): scores come from the head's residuals, before the body's backward
+
+Where scores cannot be read off, extra_gradients.py takes them the published way.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rcray.calibration import plain_scores
-from rcray.calibration.scores import Gradients, Products, branch_gradients
+from rcray.calibration.scores import Gradients, Products, SideScores, branch_gradients
 from rcray.data.batch import Batch
 from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, one_side, packed, two_rows, worth_packing
 from rcray.models.adapters import adapters_off
-from rcray.models.forward import answer_logps
-from rcray.models.likelihood import SideLogps, sequential_kl, side_logps
-from rcray.objectives import PairLogps, TokenLogps
-from rcray.train.parts import CutPart, HeadPart, Part, SideScores, WatchedPart
+from rcray.models.blocks import AdapterBlock
+from rcray.models.forward import Flow, answer_logps, cutting, unfolding, watching
+from rcray.models.load import CPU
+from rcray.models.reference import ReferenceLogps
+from rcray.objectives import Objective, PairLogps, TokenLogps
+from rcray.objectives.base import Reduction
 
-if TYPE_CHECKING:
-    from rcray.train.step import StepState
+#: Below this a row's gradient is too small to be divided by its seed again.
+SMALLEST_SEED = 1e-12
 
 
-class Micro(Protocol):
-    """A micro-batch after its forward."""
+@dataclass
+class Policy:
+    """The model that is trained, and how likelihoods of pairs come from it."""
 
-    pairs: PairLogps
-    scores_need_graph: bool  # they are taken before the backward, which frees it
-    computed_tokens: int  # by the forward, padding included
-    real_tokens: int
+    model: Any
+    objective: Objective
+    likelihood: Reduction
+    reference: ReferenceLogps | None = None  # cached sums, for objectives that need no more
+    # For token-level objectives: the frozen model itself, or `model`, whose adapter is then switched off.
+    live_reference: Any | None = None
+    share_prompts: Literal["auto", "on", "off"] = "off"
+    window: int | None = None  # rows longer than this are not packed: the model reads no further back
+    short_mlp: nn.Module | None = None  # the last feed-forward layer, where it may leave out the prompts
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
+    device: torch.device = CPU
+
+    @cached_property
+    def wide(self) -> torch.dtype:
+        """What likelihoods are added up in: the dtype of what is trained, float32 at least."""
+        trained = next(p for p in self.model.parameters() if p.requires_grad)
+        return torch.promote_types(torch.float32, trained.dtype)
+
+
+class Part(Protocol):
+    """See the module. After `begin`, scores then backward, or, without calibration, backward then scores."""
+
+    logp: Tensor  # [answers], detached
+
+    def begin(self, weights: Tensor) -> None:
+        """Takes what each token weighs in its likelihood, dz / d logp."""
+        ...
 
     def scores(self) -> SideScores | Products:
-        """Gradients of the summed likelihoods, or their inner products."""
+        """The scores of the sides that lie here."""
         ...
 
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """Adds the gradient of sum_i seed_i z_i to the parameters."""
         ...
 
-    def branches(self, seed_w: Tensor, seed_l: Tensor, into: tuple[Gradients, Gradients]) -> None:
-        """Adds each side's gradient to its own buffer; only for a micro-batch taken in with its sides apart."""
-        ...
 
-
-def take_in(state: "StepState", batch: Batch, *, apart: bool, alone: bool) -> Micro:
-    """Forwards a micro-batch. `apart`: each side in a graph of its own; `alone`: no other joins its statistics."""
-    return Plain(state, batch) if state.source is None else ReadOff(state, batch, apart=apart, alone=alone)
+#: Makes the forward of a layout; token weights are None where they depend on its log-probabilities.
+MakePart = Callable[[Layout, Tensor | None], Part]
 
 
 class ReadOff:
-    """Scores as by-products."""
+    """A micro-batch whose scores are by-products of its backward."""
 
-    scores_need_graph = False
-
-    def __init__(self, state: "StepState", batch: Batch, *, apart: bool, alone: bool):
-        self.state = state
-        made = _layouts(state, batch, apart)
-        self.real_tokens = sum(layout.tokens for layout in made)  # counted here: on a GPU it would wait for it
-        self.computed_tokens = sum(layout.padded for layout in made)
-        layouts = [layout.to(state.device) for layout in made]
-        known = state.objective.formula.statistics is None
-        weights = [_token_weights(layout, state) if known else None for layout in layouts]
-        self.parts = [_part(state, layout, v, alone) for layout, v in zip(layouts, weights, strict=True)]
+    def __init__(self, policy: Policy, batch: Batch, make_part: MakePart, *, apart: bool):
+        laid_out = lay_out(policy, batch, apart)
+        self.real_tokens = sum(layout.tokens for layout in laid_out)  # counted here: on a GPU it would wait for it
+        self.computed_tokens = sum(layout.padded for layout in laid_out)
+        layouts = [layout.to(policy.device) for layout in laid_out]
+        known = policy.objective.formula.statistics is None
+        weights = [_token_weights(policy, layout) if known else None for layout in layouts]
+        with policy.precision():
+            self.parts = [make_part(layout, v) for layout, v in zip(layouts, weights, strict=True)]
         leaves = [part.logp.requires_grad_(not known) for part in self.parts]
-        pairs = state.objective.statistics(_token_logps(state, layouts, leaves), state.likelihood)
+        pairs = policy.objective.statistics(_token_logps(policy, layouts, leaves), policy.likelihood)
         if not known:
-            (*found,) = torch.autograd.grad(pairs.z_w.sum() + pairs.z_l.sum(), leaves)
+            weights = list(torch.autograd.grad(pairs.z_w.sum() + pairs.z_l.sum(), leaves))
             pairs = pairs.with_z(pairs.z_w.detach(), pairs.z_l.detach())
-            weights = list(found)
         for part, v in zip(self.parts, weights, strict=True):
             assert v is not None
             part.begin(v)
-        self.pairs = with_reference(state, batch, pairs)
+        self.pairs = with_reference(policy, batch, pairs)
 
     def scores(self) -> SideScores | Products:
         """Of all parts: one for both sides, or one for each."""
-        return _of_both([part.scores() for part in self.parts])
-
-    def exact_scores(self) -> SideScores:
-        """The head's scores that a sketch stands for."""
-        found = _of_both([part.exact_scores() for part in self.parts if isinstance(part, HeadPart)])
-        assert isinstance(found, SideScores)
-        return found
+        return of_both_sides([part.scores() for part in self.parts])
 
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """Part by part."""
         for part in self.parts:
             part.backward(seed_w, seed_l)
 
-    def branches(self, seed_w: Tensor, seed_l: Tensor, into: tuple[Gradients, Gradients]) -> None:
+    def branches(
+        self, seed_w: Tensor, seed_l: Tensor, into: tuple[Gradients, Gradients], parameters: Sequence[nn.Parameter]
+    ) -> None:
         """The parameters' gradients are exchanged for the buffer of each side while its part goes backward."""
         for part, buffer in zip(self.parts, into, strict=True):
-            before = [p.grad for p in self.state.parameters]
-            for i, p in enumerate(self.state.parameters):
+            before = [p.grad for p in parameters]
+            for i, p in enumerate(parameters):
                 p.grad = buffer[i] if buffer else None
             part.backward(seed_w, seed_l)
-            buffer[:] = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.state.parameters]
-            for p, grad in zip(self.state.parameters, before, strict=True):
+            buffer[:] = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            for p, grad in zip(parameters, before, strict=True):
                 p.grad = grad
 
 
-def _of_both(found: Sequence[SideScores | Products]) -> SideScores | Products:
-    if len(found) == 1:
-        return found[0]
-    w, l = found  # noqa: E741
-    assert isinstance(w, SideScores) and isinstance(l, SideScores)
-    return SideScores(w.w, l.l)
+def add_gradients(total: Gradients, part: Gradients) -> None:
+    """total += part, tensor by tensor; an empty total becomes the part."""
+    if total:
+        for kept, new in zip(total, part, strict=True):
+            kept += new
+    else:
+        total.extend(part)
 
 
-def _layouts(state: "StepState", batch: Batch, apart: bool) -> list[Layout]:
+def of_both_sides(parts: Sequence[SideScores | Products]) -> SideScores | Products:
+    """The scores of a micro-batch from those of its parts."""
+    if len(parts) == 1:
+        return parts[0]
+    chosen, rejected = parts
+    assert isinstance(chosen, SideScores) and isinstance(rejected, SideScores)
+    return SideScores(chosen.w, rejected.l)
+
+
+def lay_out(policy: Policy, batch: Batch, apart: bool) -> list[Layout]:
+    """How a micro-batch is forwarded; `apart`: each side in a graph of its own."""
     if apart:
         return [one_side(batch, CHOSEN), one_side(batch, REJECTED)]
-    asked = state.share_prompts == "on" or (state.share_prompts == "auto" and worth_packing(batch))
-    if asked and (state.window is None or longest_row(batch) <= state.window):
+    asked = policy.share_prompts == "on" or (policy.share_prompts == "auto" and worth_packing(batch))
+    if asked and (policy.window is None or longest_row(batch) <= policy.window):
         return [packed(batch)]
     return [two_rows(batch)]
 
 
-def _part(state: "StepState", layout: Layout, weights: Tensor | None, alone: bool) -> Part:
-    source = state.source
-    assert source is not None
-    with state.precision():
-        if source.block is None:
-            return HeadPart(state.model, layout, source, weights, alone=alone)
-        return (CutPart if state.calibrator else WatchedPart)(state.model, layout, source.block, source.mlp)
-
-
-def _token_weights(layout: Layout, state: "StepState") -> Tensor:
+def _token_weights(policy: Policy, layout: Layout) -> Tensor:
     """dz / d logp of each answer token where z is a plain sum or mean."""
-    counts = layout.counts.to(torch.promote_types(torch.float32, state.parameters[0].dtype))
-    per_pair = torch.ones_like(counts) if state.likelihood == "sum" else 1 / counts
+    counts = layout.counts.to(policy.wide)
+    per_pair = torch.ones_like(counts) if policy.likelihood == "sum" else 1 / counts
     first, last = per_pair[0], per_pair[-1]  # one side alone: the same row
     return layout.token_seeds(first, last)
 
 
-def _token_logps(state: "StepState", layouts: list[Layout], logps: list[Tensor]) -> TokenLogps:
+def _token_logps(policy: Policy, layouts: list[Layout], logps: list[Tensor]) -> TokenLogps:
     """Log-probabilities as [pairs, longest] per side, and the reference's where tokens of it are needed."""
     reference: list[Tensor | None] = [None] * len(layouts)
-    if state.live_reference is not None:
-        with torch.no_grad(), adapters_off(state.live_reference), state.precision():
-            reference = [answer_logps(state.live_reference, layout)[0] for layout in layouts]
+    if policy.live_reference is not None:
+        with torch.no_grad(), adapters_off(policy.live_reference), policy.precision():
+            reference = [answer_logps(policy.live_reference, layout)[0] for layout in layouts]
     sides: dict[str, Any] = {}
     for side, letter in ((CHOSEN, "w"), (REJECTED, "l")):
         i = next(i for i, layout in enumerate(layouts) if side in layout.sides)
@@ -155,71 +178,94 @@ def _token_logps(state: "StepState", layouts: list[Layout], logps: list[Tensor])
     return TokenLogps(**sides)
 
 
-def with_reference(state: "StepState", batch: Batch, pairs: PairLogps) -> PairLogps:
+def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
     """The cached likelihoods of the reference beside the policy's, where they are read from the cache."""
-    if state.reference is None or state.live_reference is not None:
+    if policy.reference is None or policy.live_reference is not None:
         return pairs
     index = batch.index.cpu()
-    ref_w, ref_l = state.reference.sum_w[index].to(pairs.z_w), state.reference.sum_l[index].to(pairs.z_l)
-    if state.likelihood == "mean":
+    ref_w, ref_l = policy.reference.sum_w[index].to(pairs.z_w), policy.reference.sum_l[index].to(pairs.z_l)
+    if policy.likelihood == "mean":
         ref_w, ref_l = ref_w / pairs.n_w, ref_l / pairs.n_l
     return replace(pairs, ref_w=ref_w, ref_l=ref_l)
 
 
-class Plain:
-    """The published way; chosen and rejected are forwarded apart, so that their branches are too."""
+class CutPart:
+    """Scores at the last block's adapters, by a walk that stops at the block's input."""
 
-    scores_need_graph = True
+    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
+        with cutting(block.block) as self.cut:
+            self.graph, self.flows = _watched_logps(model, layout, block, mlp)
+        self.logp = self.graph.detach()
+        self.rows = layout.plain_rows
 
-    def __init__(self, state: "StepState", batch: Batch):
-        self.state = state
-        with state.precision():
-            self.pairs = pair_logps(state, batch.to(state.device))
-        self.real_tokens = batch.tokens
-        self.computed_tokens = batch.chosen.ids.numel() + batch.rejected.ids.numel()
+    def begin(self, weights: Tensor) -> None:
+        """Walks head and last block with unit seeds."""
+        assert self.cut.above is not None
+        (self.above,) = torch.autograd.grad(self.graph, [self.cut.above], weights.to(self.graph.dtype))
 
     def scores(self) -> SideScores:
-        """Two gradients on the retained graph."""
-        return SideScores(*plain_scores(self.pairs.z_w, self.pairs.z_l, self.state.score_parameters))
+        """From what flowed through the adapters."""
+        return _side_scores(self.flows, self.rows)
 
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
-        """From both likelihoods at once."""
-        torch.autograd.backward([self.pairs.z_w, self.pairs.z_l], [seed_w, seed_l])
-
-    def branches(self, seed_w: Tensor, seed_l: Tensor, into: tuple[Gradients, Gradients]) -> None:
-        """One gradient per side."""
-        for buffer, z, seed in zip(into, (self.pairs.z_w, self.pairs.z_l), (seed_w, seed_l), strict=True):
-            add_up(buffer, branch_gradients(z, self.state.parameters, seed))
-
-
-def add_up(total: Gradients, part: Gradients) -> None:
-    """total += part, tensor by tensor; an empty total becomes the part."""
-    if total:
-        for kept, new in zip(total, part, strict=True):
-            kept += new
-    else:
-        total.extend(part)
+        """The block's own adapters from the walk already made, everything below by going on with it."""
+        seeds = self.rows.row_seeds(seed_w, seed_l)
+        for flow in self.flows:
+            gradient = flow.weight_gradient(slice(None), seeds)
+            weight = flow.layer.weight
+            weight.grad = gradient if weight.grad is None else weight.grad + gradient
+        assert self.cut.below is not None
+        if self.cut.below.requires_grad:
+            self.cut.below.backward(self.above * seeds[:, None, None].to(self.above.dtype))
 
 
-def pair_logps(state: "StepState", batch: Batch) -> PairLogps:
-    """Branch statistics of a micro-batch, with their graph, and the reference's beside them."""
-    needs_kl = state.objective.params.traits.needs_reference_distribution
-    chosen = side_logps(state.model, batch.chosen, keep_distribution=needs_kl)
-    rejected = side_logps(state.model, batch.rejected, keep_distribution=needs_kl)
-    tokens = TokenLogps(chosen.logp, rejected.logp, chosen.mask, rejected.mask)
-    if state.live_reference is not None:
-        tokens = _with_live_reference(state, batch, chosen, rejected, tokens)
-    return with_reference(state, batch, state.objective.statistics(tokens, state.likelihood))
+class WatchedPart:
+    """Scores at the last block's adapters from an ordinary backward, for runs whose seeds are not rescaled."""
+
+    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
+        self.parameters = block.parameters
+        self.graph, self.flows = _watched_logps(model, layout, block, mlp)
+        self.logp = self.graph.detach()
+        self.layout, self.rows = layout, layout.plain_rows
+        self.side_scores: SideScores | None = None
+
+    def begin(self, weights: Tensor) -> None:
+        """Keeps the weights."""
+        self.weights = weights
+
+    def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
+        """The ordinary backward; where a seed is too small to be divided out again, extra gradients before it."""
+        seeds = self.rows.row_seeds(seed_w, seed_l)
+        divides = float(seeds.abs().min()) >= SMALLEST_SEED
+        if not divides:
+            self.side_scores = self._extra_gradients()
+        self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))
+        if divides:
+            self.side_scores = _side_scores(self.flows, self.rows, 1 / seeds)
+
+    def scores(self) -> SideScores:
+        """What the backward showed."""
+        assert self.side_scores is not None
+        return self.side_scores
+
+    def _extra_gradients(self) -> SideScores:
+        chosen = torch.arange(len(self.weights), device=self.weights.device) < self.layout.split
+        sides = [self.weights * chosen, self.weights * ~chosen]
+        return SideScores(*(branch_gradients(self.graph, self.parameters, s, keep_graph=True) for s in sides))
 
 
-def _with_live_reference(
-    state: "StepState", batch: Batch, chosen: SideLogps, rejected: SideLogps, tokens: TokenLogps
-) -> TokenLogps:
-    needs_kl = chosen.log_probs is not None
-    with torch.no_grad(), adapters_off(state.live_reference):
-        ref_w = side_logps(state.live_reference, batch.chosen, keep_distribution=needs_kl)
-        ref_l = side_logps(state.live_reference, batch.rejected, keep_distribution=needs_kl)
-    tokens = replace(tokens, ref_logp_w=ref_w.logp, ref_logp_l=ref_l.logp)
-    if needs_kl:
-        tokens = replace(tokens, kl_w=sequential_kl(ref_w, chosen), kl_l=sequential_kl(ref_l, rejected))
-    return tokens
+def _watched_logps(
+    model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None
+) -> tuple[Tensor, list[Flow]]:
+    """Log-probabilities with their graph, and the flow through the block's adapters; packed rows unfold there."""
+    with unfolding(model, block.block, layout), watching(block) as flows:
+        logp, _ = answer_logps(model, layout, mlp=mlp)
+    return logp, flows
+
+
+def _side_scores(flows: list[Flow], rows: Layout, scale: Tensor | None = None) -> SideScores:
+    """Gradients of the adapters' weights from the rows of each side; chosen rows come first."""
+    chosen = rows.pairs if CHOSEN in rows.sides else 0
+    w = [flow.weight_gradient(slice(None, chosen), scale) for flow in flows] if CHOSEN in rows.sides else []
+    l = [flow.weight_gradient(slice(chosen, None), scale) for flow in flows] if REJECTED in rows.sides else []  # noqa: E741
+    return SideScores(w, l)

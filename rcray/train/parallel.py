@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rcray.models.blocks import blocks_of
-from rcray.models.likelihood import body_of
+from rcray.models.forward import body_of
 from rcray.models.load import CPU
 
 #: Elements of one all-reduce: many small adapters travel together, a large matrix alone.
@@ -69,8 +69,8 @@ def clip_norm(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     device = gradients[0].device
 
     def squares(parts: Sequence[Tensor]) -> Tensor:
-        found = [torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in parts if g.numel()]
-        return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64, device=device)
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in parts if g.numel()]
+        return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64, device=device)
 
     sharded = squares(shards)
     dist.all_reduce(sharded)

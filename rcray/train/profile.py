@@ -1,6 +1,7 @@
 """Where a step's time goes: phases of the step and the operations under them, from torch's profiler.
 
-The phases are marked in the step with `phase("...")`; a mark costs nothing that can be measured while nobody profiles.
+The phases are marked in the step by `record_function(PHASE + name)`, which costs nothing that can be measured while
+nobody profiles.
 """
 
 import json
@@ -10,19 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from rcray.files import write_atomic
 
 #: Steps left out at the start (first allocations, lazy set-up), and steps watched.
 SKIP, WATCH = 2, 8
-_PREFIX = "rcray/"
+PHASE = "rcray/"
 PHASES = ("forward", "incentives", "scores", "backward", "workers", "clip", "update")
-
-
-def phase(name: str) -> Any:
-    """Marks a phase of the step."""
-    return record_function(_PREFIX + name)
 
 
 class StepProfile:
@@ -59,12 +55,12 @@ class StepProfile:
         watched = self.steps - SKIP
         rows = self.watch.key_averages()
         phases = {
-            row.key.removeprefix(_PREFIX): _milliseconds(row, own=False) / watched
+            row.key.removeprefix(PHASE): _milliseconds(row, own=False) / watched
             for row in rows
-            if row.key.startswith(_PREFIX)
+            if row.key.startswith(PHASE)
         }
         operations = sorted(
-            (row for row in rows if not row.key.startswith((_PREFIX, "ProfilerStep"))),
+            (row for row in rows if not row.key.startswith((PHASE, "ProfilerStep"))),
             key=lambda row: -_milliseconds(row, own=True),
         )
         return {

@@ -9,22 +9,22 @@ import torch
 from torch import nn
 
 from rcray.calibration import Calibrator, score_parameters
-from rcray.calibration.incentives import OneWorker, Reduce
 from rcray.config import RunConfig
 from rcray.config.schema import TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError
 from rcray.models.blocks import blocks_of
-from rcray.models.forward import attention_window, use_flex_attention
-from rcray.models.likelihood import body_of
+from rcray.models.capabilities import capabilities_of, use_flex_attention
+from rcray.models.forward import body_of
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
 from rcray.objectives import build_objective
 from rcray.store import Store
+from rcray.train.micro import Policy
 from rcray.train.parallel import ProcessGroup, clip_norm, shard, sum_gradients
 from rcray.train.parts import may_share_prompts, score_source
-from rcray.train.step import StepState
+from rcray.train.step import Scoring, StepState, Update, Workers
 
 
 def step_state(
@@ -50,6 +50,8 @@ def step_state(
         use_flex_attention(model, device)
     reads_off = not (traits.needs_reference_distribution or calibration.record_full)
     source = score_source(model, calibration.scores) if reads_off else None
+    allowed = capabilities_of(model)
+    short_mlp = allowed.short_mlp if source else None  # tried before blocks are checkpointed, compiled or sharded
     sharing = execution.prompt_sharing if may_share_prompts(model, source) else "off"
     if execution.prompt_sharing == "on" and sharing == "off":
         raise ConfigError(
@@ -70,33 +72,36 @@ def step_state(
             )
         shard(model, mixed=torch.bfloat16 if train.precision == "bfloat16" else None)
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
-    reduce: Reduce = ProcessGroup(device) if workers > 1 else OneWorker()
+    factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     return StepState(
-        model=model,
-        objective=objective,
-        likelihood=config.likelihood,
-        calibrator=Calibrator(calibration.ema_beta, clip=calibration.clip) if calibration.enabled else None,
-        per_micro_batch=calibration.granularity == "microbatch",
-        score_parameters=[] if source else score_parameters(model, calibration.scores),
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(
-            optimizer, learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
+        policy=Policy(
+            model=model,
+            objective=objective,
+            likelihood=config.likelihood,
+            reference=reference,
+            live_reference=live,
+            share_prompts=sharing,
+            window=allowed.window,
+            short_mlp=short_mlp,
+            precision=precision_of(train, device),
+            device=device,
         ),
-        clip_norm=train.clip_norm,
-        batch_size=train.batch_size,
-        reduce=reduce,
-        workers=workers,
-        source=source,
-        full_parameters=score_parameters(model, "full") if calibration.record_full else (),
-        check_sketch_every=execution.check_sketch_every if source and source.estimator == "sketch" else 0,
-        share_prompts=sharing,
-        window=attention_window(model),
-        reference=reference,
-        live_reference=live,
-        precision=precision_of(train, device),
-        device=device,
-        reduce_gradients=sum_gradients if workers > 1 else None,
-        clip=clip_norm if sharded else torch.nn.utils.clip_grad_norm_,
+        scoring=Scoring(
+            per_micro_batch=calibration.granularity == "microbatch",
+            source=source,
+            parameters=[] if source else score_parameters(model, calibration.scores),
+            full_parameters=score_parameters(model, "full") if calibration.record_full else (),
+            check_sketch_every=execution.check_sketch_every if source and source.projection is not None else 0,
+        ),
+        update=Update(
+            optimizer=optimizer,
+            scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, factor),
+            batch_size=train.batch_size,
+            clip_norm=train.clip_norm,
+            clip=clip_norm if sharded else torch.nn.utils.clip_grad_norm_,
+        ),
+        calibrator=Calibrator(calibration.ema_beta, clip=calibration.clip) if calibration.enabled else None,
+        workers=Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers(),
     )
 
 
@@ -128,8 +133,8 @@ def build_optimizer(trained: list[nn.Parameter], train: TrainConfig) -> torch.op
             "train.optimizer: 'adamw8bit' needs the package bitsandbytes, which is not installed",
             fix="pip install bitsandbytes, or use train.optimizer: adamw",
         ) from None
-    made: torch.optim.Optimizer = AdamW8bit(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
-    return made
+    optimizer: torch.optim.Optimizer = AdamW8bit(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
+    return optimizer
 
 
 def checkpoint_blocks(model: Any) -> None:

@@ -7,71 +7,63 @@ Legend
              branches cost one backward together, and alpha may be known only after both
 
 All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 and one worker = two. How a micro-batch
-goes through the model, and where its scores come from, is in micro.py and parts.py.
+goes through the model, and how its scores are read off, is in micro.py.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
-from rcray.calibration import (
-    Calibration,
-    Calibrator,
-    Reduce,
-    incentives,
-    mean_incentives,
-    observe,
-    predicted_pathway,
-    statistics,
-    summarise,
-)
-from rcray.calibration.incentives import Incentives
-from rcray.calibration.scores import Gradients, Products, Scores, from_products, plain_scores
+from rcray.calibration import Calibration, Calibrator, Reduce, mean_incentives, observe, predicted_pathway
+from rcray.calibration.band import from_products, statistics, summarise
+from rcray.calibration.scores import Gradients, Products, SideScores
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
-from rcray.models.load import CPU
-from rcray.models.reference import ReferenceLogps
-from rcray.objectives import Objective, PairLogps
-from rcray.train.micro import Micro, Plain, ReadOff, add_up, take_in
-from rcray.train.parts import ScoreSource, SideScores
-from rcray.train.profile import phase
+from rcray.objectives.base import Incentives, PairLogps, incentives
+from rcray.train.extra_gradients import ExtraGradients
+from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradients, of_both_sides
+from rcray.train.parts import HeadPart, ScoreSource
+from rcray.train.profile import PHASE
+
+Micro = ReadOff | ExtraGradients
 
 
 @dataclass
-class StepState:
-    """What an optimizer step works on."""
+class Scoring:
+    """Where scores are measured, and over which pairs."""
 
-    model: Any
-    objective: Objective
-    likelihood: Any  # "sum" or "mean"
-    calibrator: Calibrator | None  # None: the band is recorded, nothing is rescaled
     per_micro_batch: bool  # the window of the statistics; the same with calibration off, so that curves compare
-    score_parameters: Sequence[Tensor]  # where scores are measured by extra gradients
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-    clip_norm: float
-    batch_size: int  # pairs per step, over all workers
-    reduce: Reduce
-    workers: int = 1
-    source: ScoreSource | None = None  # where scores are read off the backward; None: by extra gradients
+    source: ScoreSource | None = None  # where they are read off the backward
+    parameters: Sequence[Tensor] = ()  # where they are measured by extra gradients, without a source
     full_parameters: Sequence[Tensor] = ()  # for the band over all parameters, recorded beside the first where asked
     check_sketch_every: int = 0  # steps between two looks at the exact scores beside a sketch; 0: never
-    share_prompts: Literal["auto", "on", "off"] = "off"
-    window: int | None = None  # rows longer than this are not packed: the model reads no further back
-    reference: ReferenceLogps | None = None  # cached sums, for objectives that need no more
-    # For token-level objectives: the frozen model itself, or `model`, whose adapter is then switched off.
-    live_reference: Any | None = None
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
-    device: torch.device = CPU
+
+
+@dataclass
+class Workers:
+    """How workers share a step; by default there is one."""
+
+    count: int = 1
+    reduce: Reduce | None = None
     #: Sums the gradients over the workers; None: one worker, or a sharded model that does it itself.
-    reduce_gradients: Callable[[Sequence[Tensor]], None] | None = None
+    sum_gradients: Callable[[Sequence[Tensor]], None] | None = None
+
+
+@dataclass
+class Update:
+    """What is made of the gradient."""
+
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    batch_size: int  # pairs per step, over all workers
+    clip_norm: float
     clip: Callable[[Sequence[nn.Parameter], float], Tensor] = torch.nn.utils.clip_grad_norm_
 
     @cached_property
@@ -81,19 +73,27 @@ class StepState:
 
 
 @dataclass
+class StepState:
+    """What an optimizer step works on."""
+
+    policy: Policy
+    scoring: Scoring
+    update: Update
+    calibrator: Calibrator | None = None  # None: the band is recorded, nothing is rescaled
+    workers: Workers = field(default_factory=Workers)
+
+
+@dataclass
 class Window:
     """Sums over the micro-batches of one window, on this worker."""
 
     pairs: int  # over all workers
     checks_sketch: bool = False
-    found: list[Incentives] = field(default_factory=list)
-    scores_w: Gradients = field(default_factory=list)
-    scores_l: Gradients = field(default_factory=list)
-    full_w: Gradients = field(default_factory=list)
-    full_l: Gradients = field(default_factory=list)
-    exact_w: Gradients = field(default_factory=list)
-    exact_l: Gradients = field(default_factory=list)
+    incentives: list[Incentives] = field(default_factory=list)
+    scores: SideScores = field(default_factory=lambda: SideScores([], []))
     products: Products | None = None  # in place of the sums, where this worker's one micro-batch is the window
+    full: SideScores = field(default_factory=lambda: SideScores([], []))  # over all parameters
+    exact: SideScores = field(default_factory=lambda: SideScores([], []))  # what a sketch stands for
     recorded: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.float64))
     tokens: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # real, computed
 
@@ -110,34 +110,32 @@ class Decision:
 def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dict[str, Any]:
     """Makes one update from the micro-batches of this worker and returns its record."""
     started = time.perf_counter()
-    state.optimizer.zero_grad(set_to_none=True)
-    windows = [[b] for b in batches] if state.per_micro_batch else [list(batches)]
+    update, scoring, workers = state.update, state.scoring, state.workers
+    update.optimizer.zero_grad(set_to_none=True)
     decisions, sums = [], torch.zeros(8, dtype=torch.float64)
-    checks_sketch = bool(state.check_sketch_every) and (step - 1) % state.check_sketch_every == 0
-    for part in windows:
-        window = Window(sum(len(batch.index) for batch in part) * state.workers, checks_sketch)
-        backward = _calibrate_over_many if state.calibrator and len(part) > 1 else _calibrate_at_once
-        decisions.append(backward(state, part, window, step))
+    checks_sketch = bool(scoring.check_sketch_every) and (step - 1) % scoring.check_sketch_every == 0
+    for part in [[b] for b in batches] if scoring.per_micro_batch else [list(batches)]:
+        window = Window(sum(len(batch.index) for batch in part) * workers.count, checks_sketch)
+        decisions.append(_backward(state, part, window, step))
         sums += torch.cat([window.recorded, window.tokens])
 
-    if state.reduce_gradients:
-        with phase("workers"):
-            state.reduce_gradients([p.grad for p in state.parameters if p.grad is not None])
-    with phase("clip"):
-        norm = float(state.clip(state.parameters, state.clip_norm))
+    if workers.sum_gradients:
+        with record_function(PHASE + "workers"):
+            workers.sum_gradients([p.grad for p in update.parameters if p.grad is not None])
+    with record_function(PHASE + "clip"):
+        norm = float(update.clip(update.parameters, update.clip_norm))
     if not math.isfinite(norm):
         pairs = [int(i) for batch in batches for i in batch.index]
         named = ", ".join(map(str, pairs[:8])) + (", …" if len(pairs) > 8 else "")
         raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm}) on training pairs {named}")
-    rate = state.optimizer.param_groups[0]["lr"]
-    with phase("update"):
-        state.optimizer.step()
-    state.scheduler.step()
-    *recorded, real, computed = state.reduce.sum(sums).tolist()
-    row = _record([d.calibration for d in decisions], recorded, state.batch_size)
+    rate = update.optimizer.param_groups[0]["lr"]
+    with record_function(PHASE + "update"):
+        update.optimizer.step()
+    update.scheduler.step()
+    *recorded, real, computed = (sums if workers.reduce is None else workers.reduce.sum(sums)).tolist()
     exact = _record_beside("exact", [d.exact for d in decisions])
     return {
-        **row,
+        **_record([d.calibration for d in decisions], recorded, update.batch_size),
         **_record_beside("full", [d.full for d in decisions]),
         "rho_exact": exact["rho_exact"],
         "log_r_star_exact": exact["log_r_star_exact"],
@@ -148,108 +146,112 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
     }
 
 
-def loss_and_seeds(objective: Objective, pairs: PairLogps) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss per pair, and dL/dz_w, dL/dz_l per pair: autograd on leaves, so any objective will do."""
-    z_w, z_l = pairs.z_w.detach().requires_grad_(), pairs.z_l.detach().requires_grad_()
-    loss = objective.loss(pairs.with_z(z_w, z_l))
-    seed_w, seed_l = torch.autograd.grad(loss.sum(), (z_w, z_l), allow_unused=True)
-    zero = torch.zeros_like(z_w)
-    return loss.detach(), zero if seed_w is None else seed_w, zero if seed_l is None else seed_l
+def _backward(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Decision:
+    """Adds a window's gradient to the parameters.
+
+    Without calibration each micro-batch goes backward at once. With it alpha must be known first: that of one
+    micro-batch is, after its forward; over several, both branches are kept until the last.
+    """
+    calibrating, parameters = state.calibrator is not None, state.update.parameters
+    apart = calibrating and len(batches) > 1
+    branches: tuple[Gradients, Gradients] = ([], [])
+    for batch in batches:
+        micro = _forward(state, batch, window, apart=apart)
+        seed_w, seed_l = _seeds(state, batch, micro.pairs, window, step)
+        if calibrating or isinstance(micro, ExtraGradients):
+            _add_scores(state.scoring, micro, window)
+        if apart:
+            with record_function(PHASE + "backward"):
+                micro.branches(seed_w, seed_l, branches, parameters)
+        elif not calibrating:
+            with record_function(PHASE + "backward"):
+                micro.backward(seed_w, seed_l)
+            if isinstance(micro, ReadOff):
+                _add_scores(state.scoring, micro, window)
+    decision = _decide(state, window)
+    alpha = decision.calibration.alpha
+    if apart:
+        for parameter, from_w, from_l in zip(parameters, *branches, strict=True):
+            parameter.grad = from_w.mul_(alpha).add_(from_l, alpha=1 / alpha)
+    elif calibrating:
+        with record_function(PHASE + "backward"):
+            micro.backward(seed_w * alpha, seed_l / alpha)
+    return decision
 
 
-def _take_in(state: StepState, batch: Batch, window: Window, step: int, *, apart: bool) -> tuple[Micro, Tensor, Tensor]:
-    """A micro-batch's likelihoods and the seeds of its backward, over the pairs of the step."""
-    alone = not apart and state.workers == 1 and window.pairs == len(batch.index)
-    with phase("forward"):
-        micro = take_in(state, batch, apart=apart, alone=alone)
-    with phase("incentives"):
-        loss, seed_w, seed_l = loss_and_seeds(state.objective, micro.pairs)
-        window.recorded += _sums(state, batch, micro.pairs, loss, step)
-        window.tokens += torch.tensor([micro.real_tokens, micro.computed_tokens])
-        window.found.append(incentives(state.objective, micro.pairs))
-    return micro, seed_w / state.batch_size, seed_l / state.batch_size
+def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> Micro:
+    """Forwards a micro-batch; `apart`: each side in a graph of its own."""
+    policy, source = state.policy, state.scoring.source
+    alone = not apart and state.workers.count == 1 and window.pairs == len(batch.index)
+    adapters = CutPart if state.calibrator else WatchedPart
+
+    def part(layout: Any, weights: Tensor | None) -> Any:
+        assert source is not None
+        if source.block is not None:
+            return adapters(policy.model, layout, source.block, policy.short_mlp)
+        return HeadPart(policy.model, layout, source.projection, policy.short_mlp, weights, alone=alone)
+
+    with record_function(PHASE + "forward"):
+        if source is None:
+            return ExtraGradients(policy, batch, state.scoring.parameters)
+        return ReadOff(policy, batch, part, apart=apart)
 
 
-def _join(state: StepState, micro: Micro, window: Window) -> None:
+def _seeds(state: StepState, batch: Batch, pairs: PairLogps, window: Window, step: int) -> tuple[Tensor, Tensor]:
+    """The objective, differentiated once: incentives for the window, and the seeds of the backward over the step."""
+    with record_function(PHASE + "incentives"):
+        per_pair = incentives(state.policy.objective, pairs, double=False)
+        window.recorded += _sums(state.policy, batch, pairs, per_pair.loss, step)
+        window.incentives.append(per_pair)
+    size = state.update.batch_size
+    return -per_pair.d_w / size, per_pair.d_l / size
+
+
+def _add_scores(scoring: Scoring, micro: Micro, window: Window) -> None:
     """A micro-batch's scores join the window; those over all parameters too, by extra gradients, where asked for."""
-    if state.full_parameters:
-        assert isinstance(micro, Plain)
-        found = SideScores(*plain_scores(micro.pairs.z_w, micro.pairs.z_l, state.full_parameters))
-        add_up(window.full_w, found.w)
-        add_up(window.full_l, found.l)
+    window.tokens += torch.tensor([micro.real_tokens, micro.computed_tokens])
+    if scoring.full_parameters:
+        assert isinstance(micro, ExtraGradients)
+        _add(window.full, micro.scores_at(scoring.full_parameters))
     if window.checks_sketch:
         assert isinstance(micro, ReadOff)
-        found = micro.exact_scores()
-        add_up(window.exact_w, found.w)
-        add_up(window.exact_l, found.l)
-    with phase("scores"):
+        exact = of_both_sides([part.exact_scores() for part in micro.parts if isinstance(part, HeadPart)])
+        assert isinstance(exact, SideScores)
+        _add(window.exact, exact)
+    with record_function(PHASE + "scores"):
         scores = micro.scores()
     if isinstance(scores, Products):
         window.products = scores
     else:
-        add_up(window.scores_w, scores.w)
-        add_up(window.scores_l, scores.l)
+        _add(window.scores, scores)
+
+
+def _add(total: SideScores, part: SideScores) -> None:
+    add_gradients(total.w, part.w)
+    add_gradients(total.l, part.l)
 
 
 def _decide(state: StepState, window: Window) -> Decision:
-    joined = Incentives(*(torch.cat([getattr(f, name) for f in window.found]) for name in vars(window.found[0])))
-    means = mean_incentives(joined, state.reduce)
-
-    def summary(w: Gradients, l: Gradients) -> Scores:  # noqa: E741
-        return summarise(w, l, state.reduce, pairs=window.pairs)
-
+    reduce = state.workers.reduce
+    means = mean_incentives(window.incentives, reduce)
     if window.products is not None:
         scores = from_products(window.products, window.pairs)
     else:
-        scores = summary(window.scores_w, window.scores_l)
+        scores = summarise(window.scores.w, window.scores.l, reduce, pairs=window.pairs)
     stats = statistics(*means, scores)
     decision = state.calibrator.update(stats) if state.calibrator else observe(stats)
 
-    def seen_by(w: Gradients, l: Gradients) -> Calibration | None:  # noqa: E741
+    def seen_by(other: SideScores) -> Calibration | None:
         """The update that is made, from other scores."""
-        return observe(statistics(*means, summary(w, l)).scaled(decision.log_alpha)) if w else None
+        if not other.w:
+            return None
+        scores = summarise(other.w, other.l, reduce, pairs=window.pairs)
+        return observe(statistics(*means, scores).scaled(decision.log_alpha))
 
-    return Decision(decision, full=seen_by(window.full_w, window.full_l), exact=seen_by(window.exact_w, window.exact_l))
-
-
-def _calibrate_at_once(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Decision:
-    """A window whose alpha is known before its backward: one micro-batch, or no calibration at all."""
-    if state.calibrator is None:
-        for batch in batches:
-            micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=False)
-            if micro.scores_need_graph:
-                _join(state, micro, window)
-            with phase("backward"):
-                micro.backward(seed_w, seed_l)
-            if not micro.scores_need_graph:
-                _join(state, micro, window)
-        return _decide(state, window)
-    (batch,) = batches
-    micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=False)
-    _join(state, micro, window)
-    decision = _decide(state, window)
-    alpha = decision.calibration.alpha
-    with phase("backward"):
-        micro.backward(seed_w * alpha, seed_l / alpha)
-    return decision
+    return Decision(decision, full=seen_by(window.full), exact=seen_by(window.exact))
 
 
-def _calibrate_over_many(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Decision:
-    """A window of several micro-batches: both branches are kept until alpha is known."""
-    branches: tuple[Gradients, Gradients] = ([], [])
-    for batch in batches:
-        micro, seed_w, seed_l = _take_in(state, batch, window, step, apart=True)
-        _join(state, micro, window)
-        with phase("backward"):
-            micro.branches(seed_w, seed_l, branches)
-    decision = _decide(state, window)
-    alpha = decision.calibration.alpha
-    for parameter, from_w, from_l in zip(state.parameters, *branches, strict=True):
-        parameter.grad = from_w.mul_(alpha).add_(from_l, alpha=1 / alpha)
-    return decision
-
-
-def _sums(state: StepState, batch: Batch, pairs: PairLogps, loss: Tensor, step: int) -> Tensor:
+def _sums(policy: Policy, batch: Batch, pairs: PairLogps, loss: Tensor, step: int) -> Tensor:
     """Sums of a micro-batch for the record; stops the run at the first non-finite value."""
     if not torch.isfinite(loss).all():
         row = int((~torch.isfinite(loss)).nonzero()[0])
@@ -265,7 +267,7 @@ def _sums(state: StepState, batch: Batch, pairs: PairLogps, loss: Tensor, step: 
             pairs.z_l,
             pairs.zt_w if has_reference else torch.full_like(loss, math.nan),
             pairs.zt_l if has_reference else torch.full_like(loss, math.nan),
-            state.objective.guarded(pairs).to(loss.dtype),
+            policy.objective.guarded(pairs).to(loss.dtype),
         ]
         return torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
 

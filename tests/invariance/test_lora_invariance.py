@@ -8,9 +8,9 @@ from rcray.config import run_id
 from rcray.data.batch import collate
 from rcray.models.load import load_model
 from rcray.store import Store
+from rcray.train.extra_gradients import pair_logps
 from rcray.train.launch import launch
 from rcray.train.loop import Job, prepare
-from rcray.train.micro import pair_logps
 from rcray.train.step import optimizer_step
 from tests.small_runs import Killed, kill_at, records, small_config
 
@@ -70,13 +70,14 @@ def test_the_disabled_adapter_is_the_frozen_copy(store, objective):
     config = adapted(objective=objective)
     training = prepare(Job(config, store, run_id(config), "a"), 0, 1)
     state = training.state
-    assert state.live_reference is state.model
+    assert state.policy.live_reference is state.policy.model
     batches = [collate(training.data.pairs, index) for index in training.schedule.micro_batches(0)]
     for step in (1, 2):
         optimizer_step(state, batches, step)  # moves the adapter off zero
-    own = pair_logps(state, batches[0])
-    state.live_reference = load_model(config.model.model_copy(update={"method": "full"}), store.cache).model.eval()
-    copy = pair_logps(state, batches[0])
+    own = pair_logps(state.policy, batches[0])
+    plain = config.model.model_copy(update={"method": "full"})
+    state.policy.live_reference = load_model(plain, store.cache).model.eval()
+    copy = pair_logps(state.policy, batches[0])
     for name, value in vars(copy).items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(getattr(own, name), value), name

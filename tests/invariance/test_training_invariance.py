@@ -11,7 +11,8 @@ from rcray.config import run_id
 from rcray.data.batch import collate
 from rcray.data.layout import CHOSEN, REJECTED, packed, two_rows, worth_packing
 from rcray.models.blocks import last_adapter_block
-from rcray.models.forward import answer_logps, short_mlp, unfolding
+from rcray.models.capabilities import capabilities_of
+from rcray.models.forward import answer_logps, unfolding
 from rcray.objectives import PairLogps, build_objective
 from rcray.store import Store
 from rcray.train.launch import launch
@@ -81,7 +82,7 @@ def plain_training(training, calibrator=None):
     """The textbook loop: mean loss, backward through everything, clip, step."""
     state, config = training.state, training.job.config
     objective = build_objective(config.objective)
-    model, optimizer = state.model, state.optimizer
+    model, optimizer = state.policy.model, state.update.optimizer
     micro = config.train.batch_size // config.train.micro_batch_size
     for step in range(training.schedule.total_steps):
         optimizer.zero_grad()
@@ -90,9 +91,9 @@ def plain_training(training, calibrator=None):
             layout = (packed if shares(config, batch) else two_rows)(batch)
             block = last_adapter_block(model)  # packed rows are unfolded there, so that adapters part by side
             with unfolding(model, block.block, layout) if block else nullcontext():
-                logp, _ = answer_logps(model, layout, mlp=short_mlp(model))
+                logp, _ = answer_logps(model, layout, mlp=capabilities_of(model).short_mlp)
             z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
-            ref = state.reference
+            ref = state.policy.reference
             ref_w, ref_l = (s[batch.index].float() if ref else None for s in (ref.sum_w, ref.sum_l))
             pairs = PairLogps(z_w, z_l, *layout.counts, ref_w, ref_l)
             if calibrator is None:
@@ -121,7 +122,7 @@ def test_without_calibration_it_is_the_plain_objective_bit_for_bit(store, object
     ours.start()
     ours.run()
     expected = plain_training(prepare(Job(config, store, run_id(config), "b"), 0, 1))
-    got = ours.state.model.state_dict()
+    got = ours.state.policy.model.state_dict()
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
@@ -133,7 +134,7 @@ def test_with_calibration_it_is_the_published_wrapper(store):
     ours.run()
     calibrator = Calibrator(config.calibration.ema_beta, clip=config.calibration.clip)
     expected = plain_training(prepare(Job(config, store, run_id(config), "b"), 0, 1), calibrator)
-    got = ours.state.model.state_dict()
+    got = ours.state.policy.model.state_dict()
     # Adam divides by the root of tiny second moments; tests/math/test_one_backward.py compares gradients to 1e-9.
     assert max((expected[name] - got[name]).abs().max() for name in expected) < 1e-4
     assert ours.state.calibrator.ema == pytest.approx(calibrator.ema, abs=1e-5)

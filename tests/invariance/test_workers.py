@@ -8,16 +8,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rcray.calibration import Calibrator
-from rcray.calibration.incentives import OneWorker
 from rcray.config.model import ModelConfig
+from rcray.models.capabilities import capabilities_of
 from rcray.models.load import load_model
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import objective
 from rcray.train import parallel
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
+from rcray.train.micro import Policy
 from rcray.train.parts import score_source
 from rcray.train.sharded import is_sharded, whole_weights
-from rcray.train.step import StepState, optimizer_step
+from rcray.train.step import Scoring, StepState, Update, Workers, optimizer_step
 from tests.math.test_one_backward import half, make_batch
 
 PAIRS = 4
@@ -31,28 +32,27 @@ def build(directory, method, way):
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05)
     source = score_source(model, "head" if method == "full" else "adapters")
+    short_mlp = capabilities_of(model).short_mlp
     if way == "fsdp":
         parallel.shard(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
     sums = -20 - torch.arange(2.0 * PAIRS, dtype=torch.float64).view(2, PAIRS)
-    return StepState(
+    policy = Policy(
         model=model,
         objective=objective("dpo"),
         likelihood="sum",
-        calibrator=Calibrator(0.9),
-        per_micro_batch=True,
-        score_parameters=[],
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
-        clip_norm=0.5,
-        batch_size=PAIRS,
-        reduce=OneWorker() if way == "one" else parallel.ProcessGroup(),
-        workers=1 if way == "one" else 2,
-        source=source,
         share_prompts="on",
+        short_mlp=short_mlp,
         reference=ReferenceLogps(sums[0], sums[1], sums[0], sums[1]),
-        reduce_gradients=None if way == "one" else parallel.sum_gradients,
-        clip=parallel.clip_norm if way == "fsdp" else torch.nn.utils.clip_grad_norm_,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    clip = parallel.clip_norm if way == "fsdp" else torch.nn.utils.clip_grad_norm_
+    return StepState(
+        policy=policy,
+        scoring=Scoring(per_micro_batch=True, source=source),
+        update=Update(optimizer, schedule, batch_size=PAIRS, clip_norm=0.5, clip=clip),
+        calibrator=Calibrator(0.9),
+        workers=Workers() if way == "one" else Workers(2, parallel.ProcessGroup(), parallel.sum_gradients),
     )
 
 
@@ -68,23 +68,24 @@ def worker(rank, port, directory, method, results):
     for way in ("one", "ddp", "fsdp"):
         state = build(directory, method, way)
         rows[way] = steps(state, whole if way == "one" else mine, 3)
-        weights[way] = whole_weights(state.model, trained_only=True)
-        assert is_sharded(state.model) == (way == "fsdp")
+        weights[way] = whole_weights(state.policy.model, trained_only=True)
+        assert is_sharded(state.policy.model) == (way == "fsdp")
 
     # Two steps, a checkpoint, and the third step in a new model: as if nothing had happened, sharded or whole.
     state = build(directory, method, "fsdp")
     steps(state, mine, 2)
-    gathered = Snapshot.gather(state.model, state.optimizer)
+    model, update = state.policy.model, state.update
+    gathered = Snapshot.gather(model, update.optimizer)
     if rank == 0:
-        save_checkpoint(results, state.model, state.optimizer, state.scheduler, Progress(2), 1, gathered)
+        save_checkpoint(results, model, update.optimizer, update.scheduler, Progress(2), 1, gathered)
     dist.barrier()
     ema = state.calibrator.state_dict()
     for way in ("fsdp", "ddp"):
         again = build(directory, method, way)
-        assert restore_newest(results, again.model, again.optimizer, again.scheduler).step == 2
+        assert restore_newest(results, again.policy.model, again.update.optimizer, again.update.scheduler).step == 2
         again.calibrator.load_state_dict(ema)
         optimizer_step(again, [mine], 3)
-        weights[f"resumed {way}"] = whole_weights(again.model, trained_only=True)
+        weights[f"resumed {way}"] = whole_weights(again.policy.model, trained_only=True)
     if rank == 0:
         torch.save({"rows": rows, "weights": weights}, results / "found.pt")
     dist.barrier()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rcray.calibration import Calibrator, Statistics, calibrate, incentives, mean_incentives, observe, scale_gradient
-from rcray.calibration.calibrator import MAX_LOG_ALPHA
+from rcray.calibration.band import MAX_LOG_ALPHA
 from rcray.config.objectives import BY_NAME
 from rcray.objectives import PairLogps, objective
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import rcray.models.head as chunked
-from rcray.calibration.scores import attach_sketch
-from rcray.models.head import head_logps
+from rcray.models.head import Sketch, head_logps
 
 
 def test_the_budget_sets_the_chunk():
@@ -74,8 +73,10 @@ def test_a_frozen_head_gets_no_gradient():
 @pytest.mark.usefixtures("small_chunks")
 def test_the_sketch_goes_through_the_chunks_too():
     head, hidden, targets, seed = inputs(torch.float64, bias=False)
-    probe = attach_sketch(head, columns=5, seed=1)
-    (in_chunks,) = torch.autograd.grad(head_logps(head, hidden, targets), [probe], seed)
-    (in_full,) = torch.autograd.grad(plain(head, hidden, targets), [probe], seed)
+    sketch = Sketch.of(head, columns=5, seed=1)
+    projected = hidden.detach() @ sketch.projection
+    full = (head(hidden) + projected @ sketch.probe.T).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    (in_chunks,) = torch.autograd.grad(head_logps(head, hidden, targets, sketch), [sketch.probe], seed)
+    (in_full,) = torch.autograd.grad(full, [sketch.probe], seed)
     assert torch.allclose(in_chunks, in_full, atol=1e-12)
     assert in_chunks.abs().sum() > 0

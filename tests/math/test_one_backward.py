@@ -10,19 +10,20 @@ import pytest
 import torch
 
 from rcray.calibration import Calibrator, calibrate, observe, score_parameters
-from rcray.calibration.incentives import OneWorker
 from rcray.config.model import ModelConfig
 from rcray.config.objectives import BUILT_IN, BY_NAME
 from rcray.data.batch import Batch, Side, collate
 from rcray.data.encode import EncodedPair
 from rcray.models import head as head_module
+from rcray.models.capabilities import capabilities_of
 from rcray.models.load import load_model
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import objective
 from rcray.train import step as step_module
-from rcray.train.micro import pair_logps
+from rcray.train.extra_gradients import pair_logps
+from rcray.train.micro import Policy
 from rcray.train.parts import may_share_prompts, score_source
-from rcray.train.step import StepState, optimizer_step
+from rcray.train.step import Scoring, StepState, Update, optimizer_step
 
 OBJECTIVES = [str(params.model_fields["name"].default) for params in BUILT_IN]
 #: Uneven on purpose: prompts and answers of many lengths, an answer of one token.
@@ -87,22 +88,22 @@ def state_of(model, name, *, estimator, calibrated=True, likelihood="sum", windo
             with torch.no_grad():
                 for p in live.parameters():
                     p.mul_(1.01)
-    return StepState(
+    policy = Policy(
         model=model,
         objective=loss,
         likelihood=likelihood,
-        calibrator=Calibrator(0.9, clip=False) if calibrated else None,
-        per_micro_batch=window == "microbatch",
-        score_parameters=[] if source else score_parameters(model, estimator),
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
-        clip_norm=1e9,
-        batch_size=n,
-        reduce=OneWorker(),
-        source=source,
         share_prompts=sharing,
+        short_mlp=capabilities_of(model).short_mlp,
         reference=ReferenceLogps(*sums, *lengths) if traits.needs_reference and not traits.token_level else None,
         live_reference=live,
+    )
+    parameters = [] if source else score_parameters(model, estimator)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    return StepState(
+        policy=policy,
+        scoring=Scoring(per_micro_batch=window == "microbatch", source=source, parameters=parameters),
+        update=Update(optimizer, schedule, batch_size=n, clip_norm=1e9),
+        calibrator=Calibrator(0.9, clip=False) if calibrated else None,
     )
 
 
@@ -110,9 +111,9 @@ def published(model, state, batch, estimator, calibrated):
     """Gradients and the decision of the published way, on the same model."""
     model.zero_grad(set_to_none=True)
     parameters = score_parameters(model, estimator)
-    pairs = pair_logps(state, batch)
+    pairs, loss = pair_logps(state.policy, batch), state.policy.objective
     calibrator = Calibrator(0.9, clip=False) if calibrated else None
-    made = calibrate(state.objective, pairs.z_w, pairs.z_l, parameters=parameters, calibrator=calibrator, pairs=pairs)
+    made = calibrate(loss, pairs.z_w, pairs.z_l, parameters=parameters, calibrator=calibrator, pairs=pairs)
     made.loss.mean().backward()
     return gradients(model), made.report
 
@@ -233,7 +234,7 @@ def test_a_sketch_is_checked_against_the_exact_scores(quick_cache, window, calib
         state_of(model, "dpo", estimator=estimator, window=window, calibrated=calibrated, sharing="on")
         for estimator in ("head", "sketch")
     )
-    sketched.check_sketch_every = 2
+    sketched.scoring.check_sketch_every = 2
     expected = optimizer_step(exact, batches, 1)
     rows = [optimizer_step(sketched, batches, step) for step in (1, 2, 3)]
     for row in (rows[0], rows[2]):
@@ -247,7 +248,7 @@ def test_a_saturated_pair_is_watched_too(quick_cache, monkeypatch):
     """Without calibration rows are divided by their seeds; a seed of nearly nothing takes another way."""
     model = build(quick_cache, "lora")
     state = state_of(model, "dpo", estimator="adapters", calibrated=False, sharing="on")
-    state.reference.sum_w[1] -= 400  # m~ of about 400: the seed underflows
+    state.policy.reference.sum_w[1] -= 400  # m~ of about 400: the seed underflows
     batch = make_batch()
     compare(model, state, [batch], batch, "adapters", calibrated=False, monkeypatch=monkeypatch)
 

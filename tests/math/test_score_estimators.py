@@ -62,7 +62,7 @@ def test_sketch_leaves_the_model_alone_and_approaches_the_head(model, batch):
     names = list(model.state_dict())
     errors = {}
     for columns in (8, 2048):
-        probe = attach_sketch(model.get_output_embeddings(), columns)
+        probe = attach_sketch(model, columns)
         found = summarise(*plain_scores(*likelihoods(model, batch), [probe]), pairs=3)
         errors[columns] = max(abs(getattr(found, n) - getattr(exact, n)) for n in ("log_s_w", "log_s_l", "rho"))
         assert probe.abs().max() == 0
@@ -77,7 +77,7 @@ def test_sketch_is_the_gradient_times_the_projection(model, batch):
     head = model.get_output_embeddings()
     z_w, _ = likelihoods(model, batch)
     (gradient,) = torch.autograd.grad(z_w.sum(), [head.weight])
-    probe = attach_sketch(head, columns=16, seed=3)
+    probe = attach_sketch(model, columns=16, seed=3)
     projection = torch.randn(64, 16, generator=torch.Generator().manual_seed(3)) / 4
     (sketched,) = torch.autograd.grad(likelihoods(model, batch)[0].sum(), [probe])
     assert torch.allclose(sketched, gradient @ projection.double(), atol=1e-10)

@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("trl")
 from benchmarks.trl_side import trl_batch, trl_trainer
 from rcray.data.layout import CHOSEN, REJECTED, packed, two_rows
-from rcray.models.forward import answer_logps, short_mlp
+from rcray.models.capabilities import capabilities_of
+from rcray.models.forward import answer_logps
 from rcray.models.likelihood import side_logps
 from rcray.models.reference import ReferenceLogps
 from rcray.train.step import optimizer_step
@@ -50,14 +51,15 @@ def test_likelihoods_and_gradients_are_trls(quick_cache, architecture, method):
         state = state_of(
             model, "dpo", estimator="head" if method == "full" else "adapters", calibrated=False, sharing=sharing
         )
-        state.reference = reference
+        state.policy.reference = reference
         for padding in ("left", "right"):
             optimizer_step(state, [make_batch(padding=padding)], 1)
             ours[sharing, padding] = gradients(model)
             model.zero_grad(set_to_none=True)
+    mlp = capabilities_of(model).short_mlp
     rows = {
-        "packed": of_layout(model, packed(batch), short_mlp(model)),
-        "two rows": of_layout(model, two_rows(batch), short_mlp(model)),
+        "packed": of_layout(model, packed(batch), mlp),
+        "two rows": of_layout(model, two_rows(batch), mlp),
     }
     theirs, expected = of_trl(model, pairs, reference)
 

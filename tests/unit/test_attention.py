@@ -7,8 +7,8 @@ from torch import nn
 from rcray.data.layout import packed, two_rows
 from rcray.errors import ConfigError
 from rcray.models.blocks import blocks_of
-from rcray.models.forward import answer_logps, attention_window, can_share_prompts, unfolding, use_flex_attention
-from rcray.models.likelihood import body_of
+from rcray.models.capabilities import capabilities_of, use_flex_attention
+from rcray.models.forward import answer_logps, body_of, unfolding
 from rcray.train import micro
 from rcray.train.step import optimizer_step
 from tests.math.test_one_backward import SIZES, build, gradients, make_batch, state_of
@@ -56,10 +56,10 @@ def test_rows_within_a_models_window_are_packed_and_no_others(quick_cache, monke
     layouts = []
     monkeypatch.setattr(micro, "packed", lambda batch: layouts.append(packed(batch)) or layouts[-1])
     model.config.sliding_window = window
-    assert attention_window(model) == window and can_share_prompts(model)
+    assert capabilities_of(model).window == window and capabilities_of(model).packs_rows
     for sharing in ("on", "off"):
         state = state_of(model, "dpo", estimator="adapters", sharing=sharing)
-        state.window = attention_window(model)
+        state.policy.window = capabilities_of(model).window
         optimizer_step(state, [make_batch()], 1)
         found[sharing] = gradients(model)
         model.zero_grad(set_to_none=True)
@@ -72,4 +72,4 @@ def test_a_window_that_is_switched_off_is_none(quick_cache):
     """As in Qwen2.5: a size is written down and not used."""
     model = build(quick_cache, "full", "tiny-qwen2")
     model.config.sliding_window, model.config.use_sliding_window = 4, False
-    assert attention_window(model) is None
+    assert capabilities_of(model).window is None

@@ -10,9 +10,8 @@ from rcray.data.batch import collate
 from rcray.data.encode import EncodedPair
 from rcray.data.layout import CHOSEN, one_side, packed, two_rows
 from rcray.models.blocks import blocks_of
-from rcray.models.forward import answer_logps, short_mlp
-from rcray.models.last_mlp import answers_only, last_mlp
-from rcray.models.likelihood import body_of
+from rcray.models.capabilities import capabilities_of, last_mlp
+from rcray.models.forward import answer_logps, answers_only, body_of
 from tests.math.test_one_backward import build, make_batch
 
 LENGTHS = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
@@ -36,7 +35,7 @@ def test_the_columns_hold_every_token_that_predicts_an_answer(sizes):
 def test_fewer_tokens_and_the_same_likelihoods(quick_cache, architecture, make):
     model = build(quick_cache, "full", architecture)
     layout = make(make_batch())
-    mlp, seen = short_mlp(model), []
+    mlp, seen = capabilities_of(model).short_mlp, []
     handle = mlp.register_forward_hook(lambda _mlp, args, _output: seen.append(args[0].shape[1]))
     with torch.no_grad():
         short, whole = (answer_logps(model, layout, mlp=each)[0] for each in (mlp, None))
@@ -56,14 +55,14 @@ def test_a_layer_that_mixes_tokens_is_left_alone(quick_cache):
 
     block.mlp = Mixing()
     assert last_mlp(model) is block.mlp
-    assert short_mlp(model) is None
+    assert capabilities_of(model).short_mlp is None
 
 
 def test_a_layer_with_a_router_or_another_name_is_left_alone(quick_cache):
     model = build(quick_cache, "full")
     block = blocks_of(body_of(model))[-1]
     block.mlp.experts = nn.ModuleList()
-    assert short_mlp(model) is None
+    assert capabilities_of(model).short_mlp is None
     del block.mlp
     assert last_mlp(model) is None
 

@@ -8,7 +8,8 @@ import torch
 from rcray.data.batch import Side, collate
 from rcray.data.encode import EncodedPair
 from rcray.models import head
-from rcray.models.likelihood import SideLogps, has_plain_head, sequential_kl, side_logps
+from rcray.models.capabilities import capabilities_of
+from rcray.models.likelihood import SideLogps, sequential_kl, side_logps
 
 #: Rows of different prompt and answer lengths; 5 is a common token id of the tiny vocabulary.
 PAIRS = (
@@ -178,9 +179,9 @@ def assert_close(left, right):
 
 def test_both_paths_agree_in_values_and_gradients(side):
     fast, plain = headed(side), headed(side)
-    plain.rcray_plain_head = False
+    capabilities_of(plain).plain_head = False
     found = with_gradients(fast, side)
-    assert fast.rcray_plain_head is True
+    assert capabilities_of(fast).plain_head is True
     assert_close(found, with_gradients(plain, side))
     assert found[1].abs().sum() > 0
 
@@ -191,7 +192,7 @@ def test_a_model_that_scales_its_logits_takes_the_plain_path(side):
         expected.head.weight *= 3
         expected.head.bias *= 3
         assert_close([side_logps(model, side).logp], [side_logps(expected, side).logp])
-    assert model.rcray_plain_head is False
+    assert capabilities_of(model).plain_head is False
 
 
 def test_the_size_of_a_chunk_does_not_matter(monkeypatch):
@@ -206,7 +207,7 @@ def test_the_size_of_a_chunk_does_not_matter(monkeypatch):
 
 def test_a_bad_hidden_state_on_a_prompt_or_pad_position_reaches_neither_values_nor_gradients(side):
     clean, dirty = headed(side), headed(side)
-    has_plain_head(dirty)
+    assert capabilities_of(dirty).plain_head
     unread = torch.ones_like(side.ids, dtype=torch.bool)
     unread[:, :-1] = ~side.response[:, 1:].bool()
     with torch.no_grad():

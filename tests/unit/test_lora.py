@@ -11,6 +11,7 @@ from rcray.data.encode import EncodedPair
 from rcray.errors import ModelError
 from rcray.models import adapters
 from rcray.models.adapters import adapters_off
+from rcray.models.capabilities import capabilities_of
 from rcray.models.likelihood import side_logps
 from rcray.models.load import load_model
 
@@ -65,10 +66,10 @@ def values_and_gradients(model, side):
 def gaps(model, side):
     """Largest difference of the chunked path to the plain one: in a log-probability, in a gradient."""
     chunked, gradients = values_and_gradients(model, side)
-    assert model.rcray_plain_head is True, "the chunked path was taken"
-    model.rcray_plain_head = False
+    assert capabilities_of(model).plain_head is True, "the chunked path was taken"
+    capabilities_of(model).plain_head = False
     plain, expected = values_and_gradients(model, side)
-    model.rcray_plain_head = True
+    capabilities_of(model).plain_head = True
     assert gradients.keys() == expected.keys() and gradients
     assert all(gradient.abs().sum() > 0 for gradient in expected.values() if gradient.ndim > 1)
     scale = max(gradient.abs().max() for gradient in expected.values())

@@ -15,7 +15,9 @@ from rcray.data.batch import collate
 from rcray.data.encode import encode_pairs
 from rcray.data.pairs import load_pairs
 from rcray.models import reference
-from rcray.models.likelihood import body_of, has_plain_head, side_logps
+from rcray.models.capabilities import capabilities_of
+from rcray.models.forward import body_of
+from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
 
@@ -37,7 +39,7 @@ class Counted:
 
 @pytest.fixture
 def counted(neox):
-    has_plain_head(neox.model)  # tried once per model, by forwards of its own
+    assert capabilities_of(neox.model).plain_head  # tried once per model, by forwards of its own
     count = Counted()
     handle = count.watch(body_of(neox.model))
     yield count

@@ -1,0 +1,164 @@
+"""What a model allows: tried once, on a few tokens, and kept beside the model, not on it."""
+
+import inspect
+import logging
+import weakref
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rcray.data.batch import Batch, Side
+from rcray.data.layout import Layout, packed, two_rows
+from rcray.errors import ConfigError
+from rcray.models.blocks import blocks_of
+from rcray.models.forward import FLEX, answer_logps, attention_of, body_of
+from rcray.models.head import Sketch
+
+log = logging.getLogger(__name__)
+
+#: Settings by which architectures scale or cap their logits after the head; small logits would hide a cap.
+_LOGIT_SHAPING = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+
+
+class Capabilities:
+    """What one model allows; each answer is found when it is first asked for."""
+
+    sketch: Sketch | None = None  # beside its head, where scores are estimated by one
+
+    def __init__(self, model: Any):
+        self._model = weakref.ref(model)
+
+    @property
+    def model(self) -> Any:
+        """The model these are the capabilities of."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    @cached_property
+    def plain_head(self) -> bool:
+        """Whether logits are the head applied to the body's output and nothing more.
+
+        Some architectures scale, cap or project their logits afterwards. They take the plain path.
+        """
+        model, head = self.model, self.model.get_output_embeddings()
+        shaped = any(getattr(getattr(model, "config", None), n, None) not in (None, 0, 1) for n in _LOGIT_SHAPING)
+        plain = not shaped and _is_linear(head) and _head_is_last(model, head)
+        if not plain:
+            log.info("%s does more than apply its head; likelihoods take the plain path", type(model).__name__)
+        return plain
+
+    @cached_property
+    def packs_rows(self) -> bool:
+        """Whether packed rows give this model's likelihoods."""
+        model = self.model
+        packs = (
+            self.plain_head
+            and attention_of(model) in ("sdpa", FLEX)
+            and "position_ids" in inspect.signature(body_of(model).forward).parameters
+            and _agree(model, lambda batch: _logps(model, packed(batch)), lambda batch: _logps(model, two_rows(batch)))
+        )
+        if not packs:
+            log.info("%s does not take packed rows; each pair is forwarded as two rows", type(model).__name__)
+        return packs
+
+    @cached_property
+    def short_mlp(self) -> nn.Module | None:
+        """The last feed-forward layer, where likelihoods stay the same without the prompts' way through it."""
+        model, mlp = self.model, last_mlp(self.model)
+        if mlp is None:
+            return None
+        short = _agree(
+            model,
+            lambda batch: _logps(model, two_rows(batch), mlp),
+            lambda batch: _logps(model, two_rows(batch)),
+        )
+        return mlp if short else None
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens back the model reads, where that is bounded: a mask of ours would lift the bound."""
+        config = self.model.config
+        return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+
+
+_KNOWN: "weakref.WeakKeyDictionary[Any, Capabilities]" = weakref.WeakKeyDictionary()
+
+
+def capabilities_of(model: Any) -> Capabilities:
+    """The capabilities of this very model; a copy of it finds its own."""
+    if model not in _KNOWN:
+        _KNOWN[model] = Capabilities(model)
+    return _KNOWN[model]
+
+
+def last_mlp(model: Any) -> nn.Module | None:
+    """The feed-forward module of the last block, where the architecture calls it `mlp` and it has one plain output."""
+    try:
+        mlp = getattr(blocks_of(body_of(model))[-1], "mlp", None)
+    except (ValueError, IndexError):
+        return None
+    if not isinstance(mlp, nn.Module) or hasattr(mlp, "experts") or hasattr(mlp, "gate"):
+        return None  # a router looks at all tokens
+    return mlp
+
+
+def use_flex_attention(model: Any, device: torch.device) -> None:
+    """Attention by FlexAttention, which skips what packed rows must not read; torch has its backward on GPUs.
+
+    Raises:
+        ConfigError: no GPU, or a model that cannot.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            f"execution.attention: 'flex' cannot be trained on {device.type}: torch has no backward for it there",
+            fix="use sdpa",
+        )
+    try:
+        model.set_attn_implementation(FLEX)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(
+            f"execution.attention: 'flex' does not fit {type(model).__name__}: {error}", fix="use sdpa"
+        ) from None
+    _KNOWN.pop(model, None)  # what was tried with another kernel is tried again
+
+
+def _is_linear(head: Any) -> bool:
+    """Whether it is a matrix product with its weight as it stands: not one kept in 4 bits, not one with an adapter."""
+    return isinstance(head, nn.Linear) and head.weight.is_floating_point()
+
+
+def _head_is_last(model: Any, head: nn.Linear) -> bool:
+    ids = torch.arange(1, 5, device=head.weight.device)[None] % head.weight.shape[0]
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits
+        hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state
+        # Dropout is off, so the two forwards agree but for rounding.
+        return torch.allclose(logits.float(), head(hidden.to(head.weight.dtype)).float(), atol=1e-3, rtol=1e-3)
+
+
+def _logps(model: Any, layout: Layout, mlp: nn.Module | None = None) -> Tensor:
+    device = model.get_output_embeddings().weight.device
+    return answer_logps(model, layout.to(device), mlp=mlp)[0]
+
+
+def _agree(model: Any, *ways: Callable[[Batch], Tensor]) -> bool:
+    """Whether ways to compute likelihoods agree on a few tokens; one that cannot be gone does not."""
+    weight = model.get_output_embeddings().weight
+    words = torch.arange(1, 12) % weight.shape[0]
+
+    def side(*columns: int) -> Side:
+        ids = words[list(columns)][None]
+        return Side(ids, torch.ones_like(ids), (torch.arange(len(columns)) >= 3).long()[None])
+
+    batch = Batch(torch.tensor([0]), side(0, 1, 2, 3, 4, 5), side(0, 1, 2, 6, 7))
+    exact = weight.dtype in (torch.float32, torch.float64)
+    try:
+        with torch.no_grad():
+            one, two = (way(batch).float() for way in ways)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)
