@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rcray.config.evaluation import BY_NAME
-from rcray.evaluate.rows import Row
 from rcray.evaluate.scores import rows_of
+from rcray.records.evaluation import MetricRow
 
 #: (right, documents) of every subtask, in lm-eval's order.
 COUNTS = {
@@ -56,7 +56,7 @@ EXPECTED = {
 def saved(name):
     results = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())
     leaves = [task for task in results["results"] if task not in results["groups"]]
-    (row,) = rows_of(BY_NAME[name], results, leaves, Row(name, "", None, None, 0))
+    (row,) = rows_of(BY_NAME[name], results, leaves, MetricRow(name, "", None, None, 0))
     return results, leaves, row
 
 
@@ -110,4 +110,4 @@ def test_a_missing_metric_is_named():
     results = json.loads((Path(__file__).parent / "results" / "musr.json").read_text())
     leaves = [task for task in results["results"] if task not in results["groups"]]
     with pytest.raises(Exception, match=r"no metric 'acc_nrom,none'; did you mean 'acc_norm,none'"):
-        rows_of(replace(BY_NAME["musr"], metric="acc_nrom"), results, leaves, Row("musr", "", None, None, 0))
+        rows_of(replace(BY_NAME["musr"], metric="acc_nrom"), results, leaves, MetricRow("musr", "", None, None, 0))

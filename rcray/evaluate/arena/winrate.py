@@ -21,7 +21,7 @@ from rcray.errors import DataError, RcrayError
 from rcray.evaluate.arena.judge import Judgement
 from rcray.evaluate.arena.outputs import Match
 from rcray.evaluate.bootstrap import bootstrap
-from rcray.evaluate.rows import Row
+from rcray.records.evaluation import MetricRow
 
 BENCHMARK = "alpaca_eval"
 PENALTY = 0.1  # of phi and psi, against the sum over instructions: a tenth of a pseudo-observation
@@ -90,7 +90,7 @@ def fit(found: Annotations) -> LengthModel:
     return LengthModel(float(theta), float(phi), float(psi))
 
 
-def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> list[Row]:
+def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> list[MetricRow]:
     """Raw and length-controlled win rate, in [0, 1], with bootstrap intervals over instructions."""
     size = len(found.preference)
     note = f"against {opponent}; judge {judge}, mode {mode}; {found.failures} judgements failed; position bias "
@@ -104,7 +104,7 @@ def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> l
         interval = bootstrap(size, statistic)
         value = float(statistic(np.arange(size)[None])[0])
         rows.append(
-            Row(
+            MetricRow(
                 BENCHMARK,
                 name,
                 value,
