@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rcray.aggregate.benchmark_tables import table_of_published, table_of_runs
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.comparison import Beside, beside_published
 from rcray.aggregate.dynamics_tables import agreement_table, confusion_table, head_full_table, pathways_table
@@ -12,7 +13,6 @@ from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.results import results_table
 from rcray.aggregate.runtime import runtime_of_published, runtime_of_runs
-from rcray.aggregate.scores import table_of_published, table_of_runs
 from rcray.aggregate.tables import Table
 from rcray.aggregate.theory import coefficients_table, regimes_table
 from rcray.aggregate.win_rates import BENCHMARK as WIN_RATES
