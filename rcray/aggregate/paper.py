@@ -24,7 +24,7 @@ OBJECTIVE_TITLES = {
     "ti-dpo": "TI-DPO", "ipo": "IPO", "dil-ukl": "UKL",
 }  # fmt: skip
 BENCHMARK_TITLES = {
-    "mmlu_pro": "MMLU-Pro", "bbh": "BBH", "musr": "MUSR", "arc": "ARC", "math": "MATH", "gsm8k": "GSM8K",
+    "mmlu_pro": "MMLU-Pro", "bbh": "BBH", "musr": "MuSR", "arc": "ARC", "math": "MATH", "gsm8k": "GSM8K",
 }  # fmt: skip
 DIGITS = 2  # of every score
 
@@ -168,7 +168,7 @@ WIN_RATE_OBJECTIVES = ("dpo", "dil-bce")
 PUBLISHED_NOTES = {
     "stderr": (
         "The published standard errors mix two definitions, even in one table: pooled over documents (BBH near 0.6, "
-        "MUSR near 1.7, MATH near 0.4) and the mean of the subtasks' errors (BBH near 2.8, MUSR near 2.9, MATH near "
+        "MuSR near 1.7, MATH near 0.4) and the mean of the subtasks' errors (BBH near 2.8, MuSR near 2.9, MATH near "
         "3.0)."
     ),
     "degenerate": (

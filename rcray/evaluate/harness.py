@@ -19,7 +19,7 @@ from rcray.config.evaluation import Benchmark, EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError, did_you_mean
 from rcray.evaluate.degenerate import benchmark_fault
 from rcray.evaluate.embedded import task_config
-from rcray.evaluate.scores import rows_of
+from rcray.evaluate.harness_rows import rows_of
 from rcray.models.sources import short_reason
 from rcray.records.evaluation import MetricRow
 from rcray.records.states import State

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rcray.config.evaluation import BY_NAME
-from rcray.evaluate.scores import rows_of
+from rcray.evaluate.harness_rows import rows_of
 from rcray.records.evaluation import MetricRow
 
 #: (right, documents) of every subtask, in lm-eval's order.
