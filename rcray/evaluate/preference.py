@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rcray.config.benchmarks import PREFERENCE
 from rcray.evaluate.bootstrap import Interval, bootstrap
 from rcray.evaluate.rows import DEGENERATE, UNDEFINED, Row
 
-BENCHMARK = "preference"
 CALIBRATION_BINS = 10  # of the confidence, equally wide between 0.5 and 1
 
 
@@ -41,7 +41,7 @@ def preference_rows(shifts: Shifts) -> list[Row]:
     if bad:
         reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
         names = ("accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation")
-        return [Row(BENCHMARK, name, None, None, len(margin), DEGENERATE, reason) for name in names]
+        return [Row(PREFERENCE, name, None, None, len(margin), DEGENERATE, reason) for name in names]
     probability = 1 / (1 + np.exp(-shifts.beta * np.clip(margin, -700 / shifts.beta, 700 / shifts.beta)))
     note = f"implied probability sigmoid({shifts.beta:g} m~)"
     return [
@@ -69,7 +69,7 @@ def _row(name: str, values: np.ndarray, statistic: Callable[[np.ndarray], np.nda
 
 
 def _filled(name: str, value: float, stderr: float, n: int, interval: Interval, note: str | None) -> Row:
-    return Row(BENCHMARK, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
+    return Row(PREFERENCE, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
 
 
 def _calibration_error(probability: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def _length_row(margin: np.ndarray, longer: np.ndarray) -> Row:
     """Correlation of the margin with how many tokens longer the chosen answer is."""
     if longer.std() == 0 or margin.std() == 0:
         reason = "all length differences are equal" if longer.std() == 0 else "all margins are equal"
-        return Row(BENCHMARK, "length_correlation", None, None, len(margin), UNDEFINED, reason)
+        return Row(PREFERENCE, "length_correlation", None, None, len(margin), UNDEFINED, reason)
     return _row("length_correlation", margin, lambda draws: _correlation(margin[draws], longer[draws]))
 
 
