@@ -20,8 +20,8 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError, did_you_mean
 from rcray.evaluate.degenerate import benchmark_fault
 from rcray.evaluate.embedded import task_config
+from rcray.evaluate.harness_rows import rows_of
 from rcray.evaluate.rows import DEGENERATE, Row
-from rcray.evaluate.scores import rows_of
 from rcray.models.sources import short_reason
 
 log = logging.getLogger(__name__)

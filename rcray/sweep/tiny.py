@@ -46,11 +46,7 @@ def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     content = config.model_dump(mode="json")
     method, lora = config.model.method.removeprefix("q"), content["model"]["lora"]
     micro_batch = min(MICRO_BATCH, config.train.micro_batch_size)
-    content["model"] = {
-        "name": stand_in(config.model.name),
-        "method": config.model.method.removeprefix("q"),
-        "lora": lora,
-    }
+    content["model"] = {"name": stand_in(config.model.name), "method": method, "lora": lora}
     content["data"] = {
         "name": "synthetic",
         "difficulty": config.data.difficulty,

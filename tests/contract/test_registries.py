@@ -1,6 +1,6 @@
-"""A model, a data source or a benchmark is declared in one place: a made-up one, added there alone, is known everywhere."""
+"""A model, a data source, a benchmark is declared in one place: a made-up one, added there alone, works."""
 
-from rcray.aggregate.scores import metric_key
+from rcray.aggregate.benchmark_tables import metric_key
 from rcray.config import RunConfig
 from rcray.config.benchmarks import BENCHMARKS, Benchmark, benchmark_title
 from rcray.config.datasets import SOURCES, Source

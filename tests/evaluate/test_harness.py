@@ -14,7 +14,7 @@ from rcray.data import synthetic
 from rcray.errors import ConfigError, DataError, ModelError
 from rcray.evaluate import embedded, harness
 from rcray.evaluate.backends import batch_size, open_transformers, require_backend
-from rcray.evaluate.scores import combine
+from rcray.evaluate.harness_rows import combine
 from rcray.models.load import LoadedModel
 from tests.evaluate import standin
 from tests.evaluate.conftest import random_model

@@ -5,6 +5,7 @@ import math
 import pytest
 import runs
 
+from rcray.aggregate.benchmark_tables import table_of_runs
 from rcray.aggregate.catalogue import catalogue_of_runs
 from rcray.aggregate.collect import collect
 from rcray.aggregate.comparison import beside_published
@@ -13,7 +14,6 @@ from rcray.aggregate.groups import compare
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX
 from rcray.aggregate.places import Places
 from rcray.aggregate.runtime import duration
-from rcray.aggregate.scores import table_of_runs
 from rcray.aggregate.tables import entry_text, to_csv, to_markdown
 from rcray.config import Experiment
 from rcray.config.benchmarks import BENCHMARKS

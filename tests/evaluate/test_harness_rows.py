@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rcray.config.benchmarks import BENCHMARKS
+from rcray.evaluate.harness_rows import rows_of
 from rcray.evaluate.rows import Row
-from rcray.evaluate.scores import rows_of
 
 #: (right, documents) of every subtask, in lm-eval's order.
 COUNTS = {
