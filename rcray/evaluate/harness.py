@@ -15,7 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rcray.config.evaluation import Benchmark, EvaluationConfig
+from rcray.config.benchmarks import Benchmark
+from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError, did_you_mean
 from rcray.evaluate.degenerate import benchmark_fault
 from rcray.evaluate.embedded import task_config

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rcray.config.evaluation import Benchmark
+from rcray.config.benchmarks import Benchmark
 from rcray.errors import RcrayError, did_you_mean
 from rcray.records.evaluation import POOLED, MetricRow
 

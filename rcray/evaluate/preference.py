@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rcray.config.benchmarks import PREFERENCE
 from rcray.evaluate.bootstrap import Interval, bootstrap
 from rcray.records.evaluation import MetricRow
 from rcray.records.states import State
 
-BENCHMARK = "preference"
 CALIBRATION_BINS = 10  # of the confidence, equally wide between 0.5 and 1
 
 
@@ -42,7 +42,7 @@ def preference_rows(shifts: Shifts) -> list[MetricRow]:
     if bad:
         reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
         names = ("accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation")
-        return [MetricRow(BENCHMARK, name, None, None, len(margin), State.DEGENERATE, reason) for name in names]
+        return [MetricRow(PREFERENCE, name, None, None, len(margin), State.DEGENERATE, reason) for name in names]
     probability = 1 / (1 + np.exp(-shifts.beta * np.clip(margin, -700 / shifts.beta, 700 / shifts.beta)))
     note = f"implied probability sigmoid({shifts.beta:g} m~)"
     return [
@@ -72,7 +72,7 @@ def _row(
 
 
 def _filled(name: str, value: float, stderr: float, n: int, interval: Interval, note: str | None) -> MetricRow:
-    return MetricRow(BENCHMARK, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
+    return MetricRow(PREFERENCE, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
 
 
 def _calibration_error(probability: np.ndarray) -> np.ndarray:
@@ -94,7 +94,7 @@ def _length_row(margin: np.ndarray, longer: np.ndarray) -> MetricRow:
     """Correlation of the margin with how many tokens longer the chosen answer is."""
     if longer.std() == 0 or margin.std() == 0:
         reason = "all length differences are equal" if longer.std() == 0 else "all margins are equal"
-        return MetricRow(BENCHMARK, "length_correlation", None, None, len(margin), State.UNDEFINED, reason)
+        return MetricRow(PREFERENCE, "length_correlation", None, None, len(margin), State.UNDEFINED, reason)
     return _row("length_correlation", margin, lambda draws: _correlation(margin[draws], longer[draws]))
 
 

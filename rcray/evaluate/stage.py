@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig, run_id
-from rcray.config.evaluation import Benchmark, EvaluationConfig
+from rcray.config.benchmarks import PREFERENCE, Benchmark
+from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
 from rcray.evaluate.keys import benchmark_key, preference_key
-from rcray.evaluate.preference import BENCHMARK as PREFERENCE
 from rcray.evaluate.preference import Shifts, preference_rows
 from rcray.models.chain import read_chain
 from rcray.records.evaluation import (

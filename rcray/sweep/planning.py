@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import Experiment
+from rcray.config.datasets import SOURCES
 from rcray.records.states import State
 from rcray.records.status import read_status
 from rcray.store import RunDir
@@ -13,10 +14,11 @@ from rcray.sweep.cost import GPU, Cost, estimate, training_pairs
 from rcray.sweep.grid import Cell
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
+_TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
 ASSUMPTIONS = (
     f"Estimates assume a {GPU.name} ({GPU.flops / 1e12:g} TFLOP/s in 16 bits, {GPU.utilisation:.0%} of it used), "
-    "450 tokens a sequence of UltraFeedback and 200 of HH; rcray/sweep/cost.py has all of them. Evaluation is not "
-    "counted. Memory is one worker's, on its device."
+    f"{_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of them. Evaluation is not counted. "
+    "Memory is one worker's, on its device."
 )
 _WIDE = 110  # columns
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from rcray.config import RunConfig, content_key, run_id
 from rcray.config.alpaca_eval import AlpacaEvalConfig, JudgeConfig
+from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError
 from rcray.evaluate.arena.generate import generate
 from rcray.evaluate.arena.judge import Cache, asks, content_of, estimate, judge
 from rcray.evaluate.arena.outputs import Match, match, read_instructions, read_outputs, write_outputs
-from rcray.evaluate.arena.winrate import BENCHMARK, annotations, win_rate_rows
+from rcray.evaluate.arena.winrate import annotations, win_rate_rows
 from rcray.evaluate.stage import add_rows
 from rcray.files import read_json, write_json
 from rcray.models.chain import read_chain
@@ -172,7 +173,7 @@ def run_sweep(
             say("  " + estimate(comparison.matches(), alpaca.judge, cache).describe())
             continue
         rows = compare(comparison, alpaca.judge, cache, lambda line: say(f"  {line}"))
-        add_rows(store.run(key), BENCHMARK, content_key(alpaca.model_dump(mode="json"), 24), rows)
+        add_rows(store.run(key), ALPACA_EVAL, content_key(alpaca.model_dump(mode="json"), 24), rows)
         for row in rows:
             say(f"  {row.describe()}, 95% interval {row.ci_low:.4f} to {row.ci_high:.4f}")
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rcray.config.alpaca_eval import JudgingMode
+from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.errors import DataError, RcrayError
 from rcray.evaluate.arena.judge import Judgement
 from rcray.evaluate.arena.outputs import Match
 from rcray.evaluate.bootstrap import bootstrap
 from rcray.records.evaluation import MetricRow
 
-BENCHMARK = "alpaca_eval"
 PENALTY = 0.1  # of phi and psi, against the sum over instructions: a tenth of a pseudo-observation
 _STEPS = 60
 _LARGEST = 20.0  # |theta|: sigmoid is 1 to nine digits, as in a sample of wins only
@@ -105,7 +105,7 @@ def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> l
         value = float(statistic(np.arange(size)[None])[0])
         rows.append(
             MetricRow(
-                BENCHMARK,
+                ALPACA_EVAL,
                 name,
                 value,
                 interval.stderr,
