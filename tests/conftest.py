@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rcray.store import Store
 
@@ -14,6 +15,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; set before torch is imported
 for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
     os.environ.pop(name, None)
+
+
+settings.register_profile("rcray", deadline=None)  # a busy machine is no finding
+settings.load_profile("rcray")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rcray.aggregate.benchmark_tables import table_of_published, table_of_runs
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.comparison import Beside, beside_published
 from rcray.aggregate.dynamics_tables import agreement_table, confusion_table, head_full_table, pathways_table
@@ -12,10 +13,11 @@ from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.results import results_table
 from rcray.aggregate.runtime import runtime_of_published, runtime_of_runs
-from rcray.aggregate.scores import table_of_published, table_of_runs
 from rcray.aggregate.tables import Table
-from rcray.aggregate.win_rates import BENCHMARK as WIN_RATES
+from rcray.aggregate.theory import coefficients_table, regimes_table
 from rcray.aggregate.win_rates import win_rates_of_published, win_rates_of_runs
+from rcray.config.benchmarks import ALPACA_EVAL
+from rcray.config.objectives import Custom
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def catalogue_of_runs(
                 if table
             ),
         ),
-        _theory(),
+        _theory(results),
     ]
     return Catalogue(tuple(chapter for chapter in chapters if chapter.tables), tuple(beside))
 
@@ -100,11 +102,12 @@ def catalogue_of_published() -> Catalogue:
     return Catalogue((Chapter("The paper's tables", "results", intro, tables), _theory()))
 
 
-def _theory() -> Chapter:
-    from rcray.aggregate.theory import coefficients_table, regimes_table  # imports torch to check the formulas
-
-    intro = "Generated from the objective zoo and the band's code, and checked numerically while they were written."
-    return Chapter("Theory", "theory", intro, (coefficients_table(), regimes_table()))
+def _theory(results: Sequence[CellResult] = ()) -> Chapter:
+    """The zoo, and below it the objectives of a user's own that these runs have."""
+    configs = [result.cell.config for result in results]
+    own = dict.fromkeys(c.objective_title for c in configs if isinstance(c.objective, Custom))
+    intro = "The formulas of the objective zoo and the regimes of the band, checked numerically by the test suite."
+    return Chapter("Theory", "theory", intro, (coefficients_table(own), regimes_table()))
 
 
 def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec]:
@@ -155,7 +158,7 @@ def measured_benchmarks(results: Sequence[CellResult]) -> tuple[str, ...]:
     metrics: dict[str, list[str]] = {}
     for name in names:
         benchmark, _, metric = name.partition("/")
-        if benchmark != WIN_RATES:
+        if benchmark != ALPACA_EVAL:
             metrics.setdefault(benchmark, []).append(metric)
     ordered = [*(name for name in SIX if name in metrics), *(name for name in metrics if name not in SIX)]
     return tuple(

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rcray.aggregate import published
+from rcray.aggregate.benchmark_tables import Line, average_stderr, averages, benchmark_title, lines_of, metric_key
 from rcray.aggregate.groups import estimate
 from rcray.aggregate.paper import DIGITS, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE, Score
-from rcray.aggregate.scores import Line, average_stderr, averages, benchmark_title, lines_of, metric_key
 from rcray.aggregate.tables import Column, Entry, Row, Table
 
 

@@ -64,14 +64,14 @@ def estimator_pairs(results: Sequence[CellResult]) -> list[EstimatorPair]:
         config = result.cell.config
         if result.summary and result.summary.head_full:
             pairs.append(_pair(result, result, result.summary.head_full))
-        elif _asks_for_both(config):
+        elif config.calibration.record_full:
             pairs.append(_pair(result, result, None, "not recorded" if result.ok else result.status))
         elif not config.calibration.enabled and config.calibration.scores != "full":
             other = full_runs.get((_without_scores(config), result.seed))
             if other is not None:
                 known = result.summary and other.summary
                 found = head_full(joined(result, other)) if known else None
-                words = [r.status for r in (result, other) if not r.ok] or ["not recorded"]
+                words: list[str] = [r.status for r in (result, other) if not r.ok] or ["not recorded"]
                 pairs.append(_pair(result, other, found, words[0]))
     return pairs
 
@@ -80,11 +80,6 @@ def _pair(head: CellResult, full: CellResult, found: HeadFull | None, word: str 
     config = head.cell.config
     rc = "w/" if config.calibration.enabled else "w/o"
     return EstimatorPair(config.model.name, config.objective_title, rc, head, full, found, word)
-
-
-def _asks_for_both(config: RunConfig) -> bool:
-    given = config.calibration.scores
-    return not isinstance(given, str) and "full" in given
 
 
 def _without_scores(config: RunConfig) -> str:

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rcray import records
 from rcray.aggregate.catalogue import Catalogue
-from rcray.aggregate.collect import STATUSES, CellResult
+from rcray.aggregate.collect import CellResult
 from rcray.aggregate.findings import Finding
 from rcray.aggregate.html_assets import CSS, SCRIPT
 from rcray.aggregate.html_cells import cells, duration
 from rcray.aggregate.html_parts import PlacedPlot, chapter, chip, figures, symbols, text
 from rcray.aggregate.results import held_out_pairs
 from rcray.aggregate.tables import Table
-from rcray.records import PATHWAYS
+from rcray.records.columns import COLUMNS, PATHWAYS
+from rcray.records.states import State
 
 # Nothing may be loaded: what the page needs is in it.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -73,7 +73,7 @@ def _header(page: Page) -> str:
     if results:
         counts = Counter(result.status for result in results)
         cells = f"{len(results)} {'cell' if len(results) == 1 else 'cells'}"
-        found = "".join(chip(word, f"{counts[word]} {word}") for word in STATUSES if counts[word])
+        found = "".join(chip(word, f"{counts[word]} {word}") for word in State if counts[word])
         chips = f'<p><span class="chip">{cells}</span>{found}</p>'
         rows = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in _facts(results))
         facts = f'<dl class="facts">{rows}</dl>'
@@ -149,7 +149,7 @@ def _glossary(tables: Sequence[Table]) -> str:
         ("mixed protocols", "", "measured with different task versions, shots or templates: not put into one number"),
     ]
     shown = dict.fromkeys((c.title, "", c.help) for t in tables for i in t.shown() if (c := t.columns[i]).help)
-    recorded = [(column.name, column.symbol, column.meaning) for column in records.COLUMNS]
+    recorded = [(column.name, column.symbol, column.meaning) for column in COLUMNS]
     head = "<thead><tr><th>Name</th><th>Symbol</th><th>Meaning</th></tr></thead>"
     blocks = "".join(
         f'<details class="cell"><summary>{name}</summary><div class="scroll"><table>{head}<tbody>{rows(entries)}'

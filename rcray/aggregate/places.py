@@ -67,6 +67,4 @@ def _key(config: RunConfig) -> tuple[str, str, str, bool, int]:
 
 def _usual_scores(config: RunConfig) -> bool:
     """Whether the band was estimated as it is by default for this way of training."""
-    given = config.calibration.scores
-    first = given if isinstance(given, str) else given[0]
-    return bool(first == default_scores(config.model.model_dump()))
+    return config.calibration.scores == default_scores(config.model.model_dump())

@@ -16,9 +16,9 @@ from rcray.aggregate.ledger import ExperimentRuns
 from rcray.aggregate.tables import Table, to_csv, to_markdown
 from rcray.config import Experiment
 from rcray.files import write_atomic
+from rcray.records.ledger import read_stopped
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.ledger import read_stopped
 
 if TYPE_CHECKING:
     from rcray.aggregate.figures import Plot
@@ -96,7 +96,7 @@ def write_published(folder: Path) -> Report:
     title = "Towards Disentangled Preference Optimization Dynamics: the published tables"
     description = (
         "Every table of the paper, rebuilt from the numbers that rcray ships as data, in the format that your own runs "
-        "will have. Nothing here was measured by this program, except the check of the formulas."
+        "will have. Nothing here was measured by this program."
     )
     page = Page(folder, "published", title, description, catalogue_of_published(), ())
     return _write(page, draw_published_sensitivity())

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from rcray.aggregate import published
+from rcray.aggregate.benchmark_tables import average_stderr, averages, lines_of, metric_key
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.figures.sensitivity import Series, draw_sensitivity
 from rcray.aggregate.figures.style import Plot
@@ -10,7 +11,6 @@ from rcray.aggregate.groups import Comparison, Setting, estimate
 from rcray.aggregate.paper import BENCHMARK_TABLES, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE
-from rcray.aggregate.scores import average_stderr, averages, lines_of, metric_key
 
 _NAN = float("nan")
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rcray.calibration.scores import Gradients, Products, Reduce
 from rcray.objectives.base import Incentives
-from rcray.records import Pathway
+from rcray.records.columns import Pathway
 
 EDGE_ROUNDING = 1e-9  # nats: a ratio this close to an edge lies on it
 #: Bound of |log alpha|: alpha and 1/alpha stay below 3e17, so that a float32 or bfloat16 gradient times either holds.

@@ -77,8 +77,8 @@ def objectives(json_: JsonOption = False) -> None:
                 "needs_reference": traits.needs_reference,
                 "token_level": traits.token_level,
                 "loss": traits.loss,
-                "d_w": traits.d_w,
-                "d_l": traits.d_l,
+                "d_w": traits.d_w and traits.d_w.text,
+                "d_l": traits.d_l and traits.d_l.text,
                 "defaults": {name: field.default for name, field in fields.items()},
                 "parameters": {name: field.description for name, field in fields.items()},
                 "source": traits.source,
@@ -86,13 +86,13 @@ def objectives(json_: JsonOption = False) -> None:
             }
         )
     if json_:
-        typer.echo(json.dumps(rows, indent=2))
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{len(rows)} objectives (b, lam, g, a: hyperparameters; s: sigmoid)", title_justify="left")
+    table = Table(title=f"{len(rows)} objectives (β, λ, γ, α: hyperparameters; σ: sigmoid)", title_justify="left")
     for name in ("name", "family", "reference", "tokens", "d_w", "d_l", "defaults"):
         table.add_column(name)
     for row in rows:
@@ -102,8 +102,8 @@ def objectives(json_: JsonOption = False) -> None:
             row["family"],
             "yes" if row["needs_reference"] else "no",
             "yes" if row["token_level"] else "no",
-            escape(row["d_w"]),
-            escape(row["d_l"]),
+            escape(row["d_w"] or "-"),
+            escape(row["d_l"] or "-"),
             escape(defaults) or "-",
         )
     Console().print(table)

@@ -1,6 +1,6 @@
 """Entangled objectives: one function of a margin, some with a chosen-only term (paper, Eq. 1 and A.3.1).
 
-Legend: m = z_w - z_l; m~ = m - m_ref; b, t, a, g, lam as in `rcray.config.objectives`.
+Legend: m = z_w - z_l; m~ = m - m_ref; s = sigmoid; b, a, g = beta, alpha, gamma; t = 1/(2 tau).
 """
 
 import math

@@ -3,7 +3,7 @@
 import pytest
 
 from rcray.errors import EXIT_USAGE
-from tests.campaign import bad_input
+from tests.campaign import bad_input, wrong_files, wrong_rows
 
 CONFIGS, ROWS = 1200, 200
 
@@ -13,14 +13,14 @@ def test_a_thousand_wrong_inputs_are_refused(capsys):
     with capsys.disabled():
         print(f"\n{tally.describe()}")
     assert tally.configs >= 1000
-    assert set(tally.rows) == set(bad_input.WRONG_ROWS)
+    assert set(tally.rows) == set(wrong_rows.WRONG_ROWS)
     assert {"field in a file", "field on an axis", "field in a cell", "field by --set"} <= set(tally.kinds)
 
 
 def test_a_sound_file_is_not_called_wrong(tmp_path):
     """The campaign can fail: what is accepted, or refused in other words, is noticed."""
-    sound = bad_input.Wrong("sound", b"name: x\n")
-    unnamed = bad_input.Wrong("unnamed", b"name: x\nrun: {train: {seed: -1}}\n", named="train.epochs")
+    sound = wrong_files.Wrong("sound", b"name: x\n")
+    unnamed = wrong_files.Wrong("unnamed", b"name: x\nrun: {train: {seed: -1}}\n", named="train.epochs")
     with bad_input.working_directory(tmp_path):
         with pytest.raises(AssertionError, match="exit code 0"):
             bad_input.check(sound, "plan", tmp_path, bad_input.Tally())
@@ -29,7 +29,7 @@ def test_a_sound_file_is_not_called_wrong(tmp_path):
 
 
 def test_a_wrong_row_ends_the_command_before_any_weights_are_read(tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([bad_input._row(), bad_input._row(chosen=None)]))
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([wrong_rows.row(), wrong_rows.row(chosen=None)]))
     (tmp_path / "mine.yaml").write_text("name: mine\nrun: {data: {name: rows.jsonl, bad_rows: fail}}\n")
     with bad_input.working_directory(tmp_path):
         code, out, err = bad_input.run(["train", "mine.yaml", "--no-tracking"])

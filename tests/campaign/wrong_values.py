@@ -140,3 +140,8 @@ def _no_number(word: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Lists and mappings of such leaves, as JSON and YAML have them."""
+    return st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words(), inner, max_size=4))

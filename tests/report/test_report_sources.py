@@ -85,6 +85,17 @@ def test_the_same_training_with_two_estimators(store):
     assert "failed" in {entry.words for entry in head_full_table([pair]).rows[0].entries}
 
 
+@pytest.mark.parametrize("state", ["oom", "failed", "pending"])
+def test_a_run_that_was_to_record_both_and_has_no_records_stays_in_the_table(store, state):
+    run = runs.quickstart().run | {"objective": "dpo", "calibration": {"scores": ["head", "full"]}}
+    (cell,) = expand(Experiment(name="both", run=run))
+    if state != "pending":
+        runs.make(store, cell, state, error="it broke")
+    (pair,) = estimator_pairs(collect(store, [cell]))
+    assert (pair.agreement, pair.word) == (None, state)
+    assert {entry.words for entry in head_full_table([pair]).rows[0].entries} == {"DPO", "w/o", state}
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["in parts", "in one piece"])
 def test_runs_come_back_from_mlflow(store, tmp_path, whole):
     """The files that a sweep delivers are enough for the same results; of two runs of a cell, the finished one."""

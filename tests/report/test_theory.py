@@ -1,16 +1,17 @@
 import dataclasses
+import math
 import re
-import sys
 
+import formulas
 import numpy as np
 import pytest
 
 from rcray.aggregate import theory
-from rcray.aggregate.formulas import parse
 from rcray.aggregate.latex import to_latex
 from rcray.aggregate.student import paired_test, quantile, two_sided
 from rcray.aggregate.tables import entry_text
-from rcray.config.objectives import BUILT_IN, Cpo, Dpo
+from rcray.calibration.band import Statistics, predicted_pathway
+from rcray.config.objectives import BUILT_IN, Cpo, Dpo, Formula
 
 #: The paper's table of coefficients: which objectives have d_w = d_l.
 EQUAL = {"DPO", "TI-DPO", "IPO", "R-DPO"}
@@ -32,42 +33,77 @@ def test_the_coefficients_are_those_of_the_paper():
     assert [row.group for row in table.rows] == sorted((row.group for row in table.rows), reverse=True)
 
 
-@pytest.mark.parametrize(("params", "wrong"), [(Dpo, "b s(b m~)"), (Cpo, "b s(-b m)"), (Dpo, "2 b s(-b m~)")])
+@pytest.mark.parametrize("params", BUILT_IN, ids=lambda params: params.traits.title)
+def test_the_printed_formulas_are_those_of_the_loss(params):
+    """The text against autograd, the LaTeX against the text, the tick against both."""
+    traits, checked = params.traits, formulas.check(params())
+    assert checked.error <= traits.precision
+    assert checked.equal == (traits.d_w == traits.d_l)
+    for formula in (traits.d_w, traits.d_l):
+        assert formulas.parse(formula.text).latex() == formula.latex
+
+
+@pytest.mark.parametrize(
+    ("params", "wrong"), [(Dpo, "β σ(β m\u0303)"), (Cpo, "β σ(-β m)"), (Dpo, "2 β σ(-β m\u0303)")]
+)  # fmt: skip
 def test_a_wrong_formula_is_found(params, wrong, monkeypatch):
-    monkeypatch.setattr(params, "traits", dataclasses.replace(params.traits, d_w=wrong))
-    assert theory.check(params()).error > 1e-3
-    with pytest.raises(AssertionError, match=params.traits.title):
-        theory.coefficients_table()
+    monkeypatch.setattr(params, "traits", dataclasses.replace(params.traits, d_w=Formula(wrong, "")))
+    assert formulas.check(params()).error > 1e-3
 
 
 @pytest.mark.parametrize(
     ("text", "names", "value"),
     [
-        ("b s(-b m~)", {"b": 2.0, "m~": 0.0}, 1.0),
-        ("exp z~_l / (2 - exp z~_l)", {"z~_l": 0.0}, 1.0),
-        ("1[m<g] + lam", {"m": 0.5, "g": 1.0, "lam": 0.25}, 1.25),
-        ("2 (t - m~)", {"t": 5.0, "m~": 1.0}, 8.0),
-        ("b lw s'(b (K - z~_w))", {"b": 1.0, "lw": 2.0, "K": 0.0, "z~_w": 0.0}, 0.5),
-        ("-b m - a (n_w - n_l)", {"b": 1.0, "m": 2.0, "a": 0.5, "n_w": 3.0, "n_l": 1.0}, -3.0),
+        ("β σ(-β m\u0303)", {"β": 2.0, "m\u0303": 0.0}, 1.0),
+        ("exp(z\u0303_l) / (2 - exp(z\u0303_l))", {"z\u0303_l": 0.0}, 1.0),
+        ("1[m < γ] + λ", {"m": 0.5, "γ": 1.0, "λ": 0.25}, 1.25),
+        ("2 (t - m\u0303)", {"t": 5.0, "m\u0303": 1.0}, 8.0),
+        ("β λ_w σ′(β (K - z\u0303_w))", {"β": 1.0, "λ_w": 2.0, "K": 0.0, "z\u0303_w": 0.0}, 0.5),
+        ("-β m - α (|y_w| - |y_l|)", {"β": 1.0, "m": 2.0, "α": 0.5, "|y_w|": 3.0, "|y_l|": 1.0}, -3.0),
     ],
 )
 def test_formulas_have_their_values(text, names, value):
-    assert float(np.asarray(parse(text).value(names))) == pytest.approx(value)
+    assert float(np.asarray(formulas.parse(text).value(names))) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["b s(", "b ]", "", "b $ m", "1[m<g"])
+@pytest.mark.parametrize("text", ["β σ(", "β ]", "", "β $ m", "1[m < γ"])
 def test_what_is_no_formula_is_refused(text):
     with pytest.raises(ValueError, match=r"expected|left over|cannot be read|begins nothing"):
-        parse(text)
+        formulas.parse(text)
 
 
-def test_the_regimes_are_those_of_the_paper(monkeypatch):
+def test_an_objective_without_a_printed_formula_has_dashes(monkeypatch):
+    """A user's own by import path, and one added to the zoo with traits alone or with symbols that nobody knows."""
+    monkeypatch.setattr(Dpo, "traits", dataclasses.replace(Dpo.traits, d_w=None, d_l=None))
+    monkeypatch.setattr(Cpo, "traits", dataclasses.replace(Cpo.traits, d_w=Formula("?! ξ(", r"\xi")))
+    rows = {row.entries[0].words: row for row in theory.coefficients_table(["squared_hinge"]).rows}
+    assert [entry.words for entry in rows["DPO"].entries[1:]] == ["–"] * 4
+    assert [entry.words for entry in rows["squared_hinge"].entries[1:]] == ["–"] * 4
+    assert rows["squared_hinge"].group == "Objectives of your own"
+    assert rows["CPO"].entries[1].words == "?! ξ("
+
+
+def test_the_regimes_are_those_of_the_paper():
     table = theory.regimes_table()
     assert [row.entries[2].words.partition(" ")[0] for row in table.rows] == ["(ii)", "(iii)", "(i)"]
     assert {entry_text(table.columns[3], row.entries[3]) for row in table.rows} == {"100% of 256"}
-    monkeypatch.setattr(sys.modules["rcray.calibration.band"], "predicted_pathway", lambda update: "iii")
-    with pytest.raises(AssertionError, match=r"regime \(ii\)"):
-        theory.regimes_table()
+
+
+@pytest.mark.parametrize("pathway", ["ii", "iii", "i"])
+def test_the_band_predicts_the_pathway_of_each_regime(pathway):
+    """At every one of the points that the table names."""
+    random = np.random.default_rng(1)
+    for _ in range(theory.POINTS):
+        rho, log_w, log_l = random.uniform(0.02, 0.98), random.uniform(-3, 3), random.uniform(-3, 3)
+        centre, half = log_l - log_w, -math.log(rho)
+        offset = {
+            "ii": -half - random.uniform(0.01, 4),
+            "iii": random.uniform(-half, half),
+            "i": half + random.uniform(0.01, 4),
+        }[pathway]
+        log_d_l = random.uniform(-4, 4)
+        update = Statistics(centre + offset + log_d_l, log_d_l, 1, 1, log_w, log_l, rho)
+        assert predicted_pathway(update) == pathway, update
 
 
 @pytest.mark.parametrize("build", [theory.coefficients_table, theory.regimes_table])
