@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rcray.calibration import Calibrator, Statistics, calibrate, observe
-from rcray.calibration.calibrator import MAX_LOG_ALPHA
+from rcray.calibration.band import MAX_LOG_ALPHA
 from rcray.objectives import objective
 from tests.math.linear_pairs import VARIANTS, Linear
 

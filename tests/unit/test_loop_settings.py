@@ -144,7 +144,7 @@ def test_eight_bit_moments_train_and_resume(store, tmp_path):
     launch(config, other)
     expected, got = final_weights(store, config), final_weights(other, config)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
-    state = prepared(config, store).state.optimizer
+    state = prepared(config, store).state.update.optimizer
     assert type(state).__name__ == "AdamW8bit"
 
 
@@ -159,8 +159,8 @@ def test_bfloat16_needs_a_device_that_has_it(monkeypatch):
 
 def test_prompts_that_cannot_be_shared_are_not(store):
     """TDPO reads whole distributions: `auto` quietly takes two rows, `on` says why not."""
-    assert prepared(small_config(objective="tdpo"), store).state.share_prompts == "off"
-    assert prepared(small_config(objective="dpo"), store).state.share_prompts == "auto"
+    assert prepared(small_config(objective="tdpo"), store).state.policy.share_prompts == "off"
+    assert prepared(small_config(objective="dpo"), store).state.policy.share_prompts == "auto"
     with pytest.raises(ConfigError, match=r"execution\.prompt_sharing"):
         prepared(small_config(objective="tdpo", execution={"prompt_sharing": "on"}), store)
 
