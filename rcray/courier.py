@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rcray.config import RunConfig
 from rcray.sweep.grid import Cell
 from rcray.track.tracker import State
 
@@ -37,21 +36,14 @@ class Order:
 
     def to_line(self) -> str:
         """For the pipe, never for a file or an argument: the URI may carry a password."""
-        cells = [
-            {"run_id": c.run_id, "varied": list(c.varied), "config": c.config.model_dump(mode="json")}
-            for c in self.cells
-        ]
+        cells = [cell.content() for cell in self.cells]
         return json.dumps({**vars(self), "cells": cells, "started_here": list(self.started_here)}) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> "Order":
         """The other end of the pipe."""
         content = json.loads(line)
-        cells = [
-            Cell(c["run_id"], RunConfig.model_validate(c["config"]), tuple((p, v) for p, v in c["varied"]))
-            for c in content["cells"]
-        ]
-        return cls(**{**content, "cells": cells})
+        return cls(**{**content, "cells": [Cell.from_content(cell) for cell in content["cells"]]})
 
 
 @dataclass(frozen=True)

@@ -80,43 +80,60 @@ def write_json(path: Path, content: Any) -> None:
     write_atomic(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, default: Any = None, fix: str = "delete the file; it is written again") -> Any:
-    """Reads JSON; `default` where there is no file, an error that names the file where it is damaged."""
+def read_json(
+    path: Path,
+    default: Any = None,
+    fix: str = "delete the file; it is written again",
+    parse: Callable[[Any], Any] = lambda content: content,
+) -> Any:
+    """Reads JSON; `default` where there is no file, an error that names the file where it is damaged.
+
+    Args:
+        path: the file.
+        default: where there is none.
+        fix: what to do about damage, for the error.
+        parse: makes a record of the content, or raises ValueError.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return default
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of JSON, of UTF-8, or of the record
         raise StoreError(f"{path}: damaged JSON: {error}", fix=fix) from None
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}", fix="give another --store") from None
 
 
-def recover_json(path: Path, default: Any, then: str) -> Any:
+def recover_json(path: Path, default: Any, then: str, parse: Callable[[Any], Any] | None = None) -> Any:
     """Reads JSON that can be made again from what else lies in the store.
 
     A damaged file is set aside under another name, which is said once, and `default` stands for it from then on.
 
     Args:
         path: the file.
-        default: where there is none; its type is the type that is expected.
+        default: where there is none.
         then: what is done about the loss, for the warning.
+        parse: makes a record of the content, or raises ValueError; else the content must be of the default's type.
     """
     inode = path.stat().st_ino if path.is_file() else None
     try:
-        found = read_json(path, default)
+        return read_json(path, default, parse=parse or _of_type(type(default)))
     except StoreError as error:
         if not isinstance(error.__context__, ValueError):  # it cannot be read, which is not damage
             raise
         problem = " ".join(str(error.__context__).split())
-    else:
-        kind = type(default)
-        if isinstance(found, kind):
-            return found
-        problem = f"a {type(found).__name__}, not a {kind.__name__}"
     aside = set_aside(path, inode)
     log.warning("%s is damaged (%s)%s; %s", path, problem, f", kept as {aside.name}" if aside else "", then)
     return default
+
+
+def _of_type(kind: type) -> Callable[[Any], Any]:
+    def check(content: Any) -> Any:
+        if not isinstance(content, kind):
+            raise ValueError(f"a {type(content).__name__}, not a {kind.__name__}")
+        return content
+
+    return check
 
 
 def set_aside(path: Path, inode: int | None = None) -> Path | None:

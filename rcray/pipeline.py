@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rcray.aggregate.report import Report, build_report
 from rcray.config import Experiment
 from rcray.courier import Courier, Delivered, Order
+from rcray.records.ledger import Ledger
+from rcray.records.states import State
+from rcray.records.status import RunStatus
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.ledger import Ledger
-from rcray.track.tracker import State
+from rcray.track.tracker import State as TrackerState
 
 if TYPE_CHECKING:
     from rcray.track.delivery import Delivery
@@ -50,13 +52,11 @@ def sweep(
     evaluation = EvaluationStage(experiment.evaluation)
     if not all(evaluation.is_done(cell.config, store) for cell in cells):
         check_settings(experiment.evaluation)
-    directory = store.experiment(experiment.name)
-    ledger = Ledger(directory / "ledger.json", cells)
     options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search)
     with store.explained():
         courier = None if tracking_uri is None else open_courier(experiment, cells, store, tracking_uri, parent=True)
         with courier or nullcontext():
-            run_sweep(cells, store, ledger, options)
+            ledger = run_sweep(cells, store, store.experiment(experiment.name), options)
             if courier:
                 courier.hurry()
             report = build_report(store, experiment, cells, figures=figures)
@@ -70,7 +70,7 @@ def sweep(
 class TrainOutcome:
     """What a single run left behind."""
 
-    status: dict[str, Any]
+    status: RunStatus
     delivered: Delivered | None
 
 
@@ -93,9 +93,9 @@ def train(
     return TrainOutcome(status, courier.outcome if courier else None)
 
 
-def sweep_state(ledger: Ledger) -> State:
+def sweep_state(ledger: Ledger) -> TrackerState:
     """What a sweep is at its end: interrupted while cells are left, failed if one has no result."""
-    if any(status in ledger.tally() for status in ("pending", "running")):
+    if ledger.interrupted:
         return "KILLED"
     return "FINISHED" if ledger.complete else "FAILED"
 
@@ -111,8 +111,8 @@ def open_courier(experiment: Experiment, cells: Sequence[Cell], store: Store, ur
     from rcray.track.book import Book
 
     Book(store, experiment.name).enter(cells, experiment.title, uri)
-    ended = ("ok", "degenerate")
-    fresh = [c.run_id for c in cells if store.run(c.run_id).read_status().get("status") not in ended]
+    kept = (State.OK, State.DEGENERATE)
+    fresh = [cell.run_id for cell in cells if store.run(cell.run_id).read_status().status not in kept]
     order = Order(
         str(store.root), uri, experiment.name, experiment.title, cells, parent, fresh, awaits_evaluation=parent
     )

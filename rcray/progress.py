@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rcray.sweep.ledger import Ledger
+from rcray.records.ledger import Ledger
+from rcray.sweep.ledger import ledger_table
 
 
 class LedgerScreen:
@@ -30,9 +31,9 @@ class LedgerScreen:
         """Shows the ledger as it is now."""
         self.last = ledger
         if self.live:
-            self.live.update(ledger.table(self.title))
+            self.live.update(ledger_table(ledger, self.title))
             return
-        for entry in ledger.entries.values():
+        for entry in ledger.cells:
             if self.shown.get(entry.run_id, "pending") != entry.status:
                 self.console.print(f"{entry.status:10s} {entry.label}", markup=False, highlight=False)
             self.shown[entry.run_id] = entry.status
@@ -41,7 +42,7 @@ class LedgerScreen:
         if self.live:
             self.live.stop()
         if self.last is not None:
-            self.console.print(self.last.table(self.title))
+            self.console.print(ledger_table(self.last, self.title))
 
 
 class ProgressLine:

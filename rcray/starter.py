@@ -1,7 +1,8 @@
 """`rcray init`: a commented experiment file for the user's own model and data, checked before it is written."""
 
 import tempfile
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import yaml
 
 from rcray.config import Experiment, load_experiment
-from rcray.config.data import DataConfig, source_kind
+from rcray.config.data import DataConfig
+from rcray.config.datasets import known_datasets, source_of
 from rcray.config.load import build_run
-from rcray.config.model import MODEL_PRESETS, TINY_NAMES, Method, train_defaults
+from rcray.config.model import Method, train_defaults
+from rcray.config.models import MODELS, embedded_models, preset_models
 from rcray.config.schema import TrainConfig
 from rcray.errors import ConfigError, did_you_mean
 from rcray.sweep.grid import expand
@@ -61,7 +64,7 @@ def render(name: str, wanted: Wanted) -> str:
     batch = _batch_size(config.data, config.train, rows)
     if rows is not None:
         data["eval_pairs"] = max(2, min(config.data.eval_pairs, rows // _HELD_OUT_SHARE))
-    title, tiny = f"{wanted.model} on {wanted.data}", wanted.model in TINY_NAMES
+    title, tiny = f"{wanted.model} on {wanted.data}", wanted.model in embedded_models()
     lines = [
         f"# An experiment of rcray: {_comment(title)}. What is left out has a default; `rcray show-config` prints",
         "# every setting it resolves to, `rcray plan` the cells and what they take, `rcray sweep` runs them.",
@@ -69,12 +72,16 @@ def render(name: str, wanted: Wanted) -> str:
         f"title: {_plain(title)}",
         "run:",
         _line("  fidelity: paper", "the paper's equations; official: the constants of the authors' code"),
-        "  # Embedded (tiny-neox, tiny-mistral, tiny-qwen2), a preset (pythia-410m, pythia-2.8b, mistral-7b,",
-        "  # qwen2.5-7b), a hub id (owner/name; pin its `revision`) or a directory of safetensors weights (./name).",
+        *_comment_lines(
+            f"Embedded ({', '.join(embedded_models())}), a preset ({', '.join(preset_models())}), a hub id "
+            "(owner/name; pin its `revision`) or a directory of safetensors weights (./name)."
+        ),
         "  # method: full, lora, or qlora (lora on 4-bit weights).",
         f"  model: {_plain(model)}",
-        "  # synthetic, ultrafeedback, hh, a hub dataset (owner/name), a directory (./name) or a file (.jsonl .json",
-        "  # .csv .parquet) with the columns prompt, chosen, rejected; `columns` says what they are called in yours.",
+        *_comment_lines(
+            f"{', '.join(known_datasets())}, a hub dataset (owner/name), a directory (./name) or a file (.jsonl .json "
+            ".csv .parquet) with the columns prompt, chosen, rejected; `columns` says what they are called in yours."
+        ),
         "  # Without an eval_split, eval_pairs rows are held out. bad_rows: drop counts and names them, fail stops.",
         f"  data: {_plain(data)}",
         "  train:",
@@ -111,25 +118,29 @@ def _line(setting: str, comment: str) -> str:
     return f"{setting:<30}  # {comment}"
 
 
+def _comment_lines(text: str) -> list[str]:
+    return textwrap.wrap(text, 110, initial_indent="  # ", subsequent_indent="  # ")
+
+
 def _model(wanted: Wanted) -> dict[str, Any]:
     if wanted.model.startswith(("/", "./", "../")) and not Path(wanted.model).is_dir():
         raise ConfigError(
             f"model.name: {wanted.model}: no such directory",
-            fix=f"correct the path, or give {', '.join((*TINY_NAMES, *MODEL_PRESETS))}, or a hub id",
+            fix=f"correct the path, or give {', '.join(MODELS)}, or a hub id",
         )
-    model: dict[str, Any] = {"name": _place(wanted.model, (*TINY_NAMES, *MODEL_PRESETS))}
+    model: dict[str, Any] = {"name": _place(wanted.model, MODELS)}
     return {**model, "method": wanted.method} if wanted.method else model
 
 
 def _data(wanted: Wanted) -> dict[str, Any]:
     data: dict[str, Any] = {"name": wanted.data}
-    if source_kind(wanted.data) in ("directory", "hub"):
+    if source_of(wanted.data).name in ("directory", "hub"):
         data["name"] = _place(wanted.data, ())
     columns = {ours: theirs for ours, theirs in (wanted.columns or {}).items() if ours != theirs}
     return {**data, "columns": columns} if columns else data
 
 
-def _place(name: str, known: tuple[str, ...]) -> str:
+def _place(name: str, known: Collection[str]) -> str:
     """A directory that is there may be given without a slash; in the file it has one, so that it is no hub id."""
     if name in known or "/" in name or not Path(name).is_dir():
         return name
@@ -138,7 +149,7 @@ def _place(name: str, known: tuple[str, ...]) -> str:
 
 def _rows(data: DataConfig) -> int | None:
     """How many rows a local file has, its columns checked; None where only a download or a generator knows."""
-    if source_kind(data.name) != "file":
+    if source_of(data.name).name != "file":
         return None
     from rcray.data.rows import Row
     from rcray.data.sources import open_rows
@@ -176,7 +187,7 @@ def _batch_size(data: DataConfig, train: TrainConfig, rows: int | None) -> int:
 def _rate_line(model: Mapping[str, Any], train: TrainConfig) -> str:
     if "learning_rate" in train_defaults(model):
         return _line("    # learning_rate: ...", f"left to the model's preset: {train.learning_rate:g}")
-    rate = _TINY_RATE if model["name"] in TINY_NAMES else train.learning_rate
+    rate = _TINY_RATE if model["name"] in embedded_models() else train.learning_rate
     if model.get("method") in ("lora", "qlora"):
         rate = _ADAPTER_RATE
     mantissa, exponent = f"{rate:.1e}".split("e")

@@ -23,10 +23,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rcray.errors import RcrayError, StoreError
-from rcray.files import FULL, FULL_FIX, WRITABLE_FIX, fix_of, read_json, recover_json, storage_fault
+from rcray.files import FULL, FULL_FIX, WRITABLE_FIX, fix_of, storage_fault
+from rcray.records.evaluation import Evaluation, read_evaluation
+from rcray.records.states import State
+from rcray.records.status import Adjustment, RunStatus, read_adjustment, recover_status, write_status
 
 DEFAULT_STORE = Path("rcray-store")
 
@@ -101,15 +103,25 @@ class RunDir:
         """What was changed so that the run could be carried out."""
         return self.path / "adjusted.json"
 
-    def read_status(self) -> dict[str, Any]:
-        """The status, or an empty dict for a run that never started; one that is damaged is made again by the run."""
-        return recover_json(self.status, {}, "the run goes on from its newest checkpoint, or from the start")
+    def read_status(self) -> RunStatus:
+        """The status; one that is damaged is made again by the run."""
+        return recover_status(self.status)
 
-    def read_adjusted(self) -> dict[str, Any]:
-        """What was changed; empty for most runs. Nothing else tells it, so a damaged one is not passed over."""
-        return read_json(
-            self.adjusted, default={}, fix=f"put the file back, or remove {self.path}: the run is done again"
-        )
+    def write_status(self, status: RunStatus) -> None:
+        """Replaces the status."""
+        write_status(self.status, status)
+
+    def read_evaluation(self) -> Evaluation:
+        """What was measured on it; nothing for a run that was not evaluated."""
+        return read_evaluation(self.evaluation)
+
+    def scores(self) -> dict[str, float]:
+        """Every score by `benchmark/metric`; none of a run that is not finished, or is degenerate."""
+        return self.read_evaluation().scores() if self.read_status().status is State.OK else {}
+
+    def read_adjusted(self) -> Adjustment:
+        """What was changed; nothing for most runs."""
+        return read_adjustment(self.adjusted)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from typing import Literal
 from rcray.courier import Order
 from rcray.errors import ConfigError, RcrayError, did_you_mean
 from rcray.pipeline import delivery_of, parent_paths, sweep_state
+from rcray.records.ledger import LEDGER, read_stopped
 from rcray.secrets import MASK
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.ledger import Ledger
+from rcray.sweep.ledger import build_ledger
 from rcray.track.address import Address, knock, tracking_address
 from rcray.track.book import Book, books
 from rcray.track.delivery import Delivery, Tally
@@ -101,12 +102,12 @@ def sync(book: Book, store: Store, address: Address) -> Synced:
     """Delivers every started run of an experiment, and its report; raises if the tracker is away."""
     if reason := knock(address):
         raise RcrayError(f"MLflow at {address.shown} does not answer: {reason}", fix="sync again when it does")
-    cells = tuple(cell for cell in book.cells() if store.run(cell.run_id).read_status())
+    cells = tuple(cell for cell in book.cells() if store.run(cell.run_id).status.exists())
     if not cells:
         raise RcrayError(f"{book.name}: nothing was trained yet", fix="run `rcray sweep` or `rcray train` first")
-    ledger = Ledger(store.experiment(book.name) / "ledger.json", cells)
-    ledger.refresh(store)
-    swept = ledger.path.exists()
+    directory = store.experiment(book.name)
+    ledger = build_ledger(cells, store, stopped=read_stopped(directory))
+    swept = (directory / LEDGER).exists()
     order = Order(str(store.root), address.uri, book.name, book.title, cells, parent=swept)
     delivery = delivery_of(order, store, live=False)
     delivery.deliver(final=True, patience=_PATIENCE_SECONDS)

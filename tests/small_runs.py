@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rcray.config import RunConfig, run_id
-from rcray.records import MACHINE_COLUMNS
+from rcray.records.columns import MACHINE_COLUMNS
 from rcray.store import Store
 from rcray.train.dynamics import read_dynamics
 

@@ -7,18 +7,14 @@ from dataclasses import dataclass, replace
 from rcray.aggregate import published
 from rcray.aggregate.groups import Setting, comparable, estimate, pair_key
 from rcray.aggregate.mixtures import mark
-from rcray.aggregate.paper import BENCHMARK_TITLES, DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
+from rcray.aggregate.paper import DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
 from rcray.aggregate.places import NOT_PLANNED, Places
 from rcray.aggregate.published import AVERAGE
 from rcray.aggregate.student import p_entry, paired_test
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
+from rcray.config.benchmarks import BENCHMARKS, benchmark_title
 
 _PERCENT = 100.0
-#: Metric of each benchmark of the paper.
-METRICS = {
-    "mmlu_pro": "acc", "bbh": "acc_norm", "musr": "acc_norm", "arc": "acc_norm", "math": "exact_match",
-    "gsm8k": "exact_match",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,15 +105,10 @@ def metric_key(benchmark: str, lines: Sequence[Line]) -> str:
     """`benchmark/metric`: the paper's metric, or the one that the runs have."""
     if "/" in benchmark:
         return benchmark
-    if benchmark in METRICS:
-        return f"{benchmark}/{METRICS[benchmark]}"
+    if benchmark in BENCHMARKS and (metric := BENCHMARKS[benchmark].metric):
+        return f"{benchmark}/{metric}"
     names = [name for line in lines if line.setting for r in line.setting.finished for name in r.metrics]
     return next((name for name in names if name.partition("/")[0] == benchmark), benchmark)
-
-
-def benchmark_title(name: str) -> str:
-    """The paper's name of a benchmark, or its own."""
-    return BENCHMARK_TITLES.get(name.partition("/")[0], name)
 
 
 def _columns(spec: TableSpec) -> tuple[Column, ...]:

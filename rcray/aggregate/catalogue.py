@@ -15,8 +15,8 @@ from rcray.aggregate.results import results_table
 from rcray.aggregate.runtime import runtime_of_published, runtime_of_runs
 from rcray.aggregate.tables import Table
 from rcray.aggregate.theory import coefficients_table, regimes_table
-from rcray.aggregate.win_rates import BENCHMARK as WIN_RATES
 from rcray.aggregate.win_rates import win_rates_of_published, win_rates_of_runs
+from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.objectives import Custom
 
 
@@ -158,7 +158,7 @@ def measured_benchmarks(results: Sequence[CellResult]) -> tuple[str, ...]:
     metrics: dict[str, list[str]] = {}
     for name in names:
         benchmark, _, metric = name.partition("/")
-        if benchmark != WIN_RATES:
+        if benchmark != ALPACA_EVAL:
             metrics.setdefault(benchmark, []).append(metric)
     ordered = [*(name for name in SIX if name in metrics), *(name for name in metrics if name not in SIX)]
     return tuple(

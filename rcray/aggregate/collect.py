@@ -6,18 +6,16 @@ Reads only; a file that is missing or damaged becomes a status and an error text
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from rcray.aggregate.summary import DynamicsSummary, read_columns, recorded_columns, summarise
 from rcray.errors import RcrayError, StoreError
-from rcray.files import read_json
+from rcray.records.evaluation import MetricRow
+from rcray.records.states import State
+from rcray.records.status import RunStatus, read_status
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
-
-#: Every word a cell's status can be, from "there is a result" to "nothing happened yet".
-STATUSES = ("ok", "degenerate", "oom", "failed", "stopped", "running", "pending")
 
 #: What must be equal for two measurements of a benchmark to stand in one mean or one difference.
 PROTOCOL = ("task_version", "shots", "chat_template", "harness", "limit", "filter", "aggregate", "stderr_kind")
@@ -50,7 +48,7 @@ class CellResult:
 
     cell: Cell
     run: RunDir
-    status: str
+    status: State
     error: str = ""
     seconds: float = 0.0
     step: int = 0
@@ -62,7 +60,7 @@ class CellResult:
     @property
     def ok(self) -> bool:
         """Whether the cell has a result that may be printed as a number."""
-        return self.status == "ok"
+        return self.status is State.OK
 
     @property
     def seed(self) -> int:
@@ -89,8 +87,8 @@ def collect(store: Store, cells: Sequence[Cell], stopped: Mapping[str, str] | No
     results = [read_run(store.run(cell.run_id), cell) for cell in cells]
     reasons = stopped or {}
     return [
-        replace(result, status="stopped", error=reasons[result.cell.run_id])
-        if result.status in ("pending", "running") and result.cell.run_id in reasons
+        replace(result, status=State.STOPPED, error=reasons[result.cell.run_id])
+        if result.status in (State.PENDING, State.RUNNING) and result.cell.run_id in reasons
         else result
         for result in results
     ]
@@ -99,86 +97,69 @@ def collect(store: Store, cells: Sequence[Cell], stopped: Mapping[str, str] | No
 def read_run(run: RunDir, cell: Cell) -> CellResult:
     """Reads one run directory."""
     try:
-        status = read_json(run.status, default={})
+        status = read_status(run.status)
     except StoreError as error:
-        return CellResult(cell, run, "failed", error=str(error))
-    known = status.get("total_steps")
-    total_steps = int(known) if isinstance(known, int | float) else cell.config.total_steps
-    rows: Any = []
-    summary, problem = None, ""
+        return CellResult(cell, run, State.FAILED, error=str(error))
+    total_steps = cell.config.total_steps if status.total_steps is None else status.total_steps
+    rows: Sequence[MetricRow] = ()
+    summary, problem, note = None, "", ""
     try:
-        status = {**status, "note": run.read_adjusted().get("note", "")}
-        rows = read_evaluation(run)
+        note = run.read_adjusted().note
+        rows = run.read_evaluation().rows
         summary = summarise(run, cell.config.train.probe_every, total_steps)
     except RcrayError as error:
         problem = str(error)
-    return make_result(run, cell, status, rows, summary, problem)
+    return make_result(run, cell, status, rows, summary, problem, note)
 
 
 def make_result(
     run: RunDir,
     cell: Cell,
-    status: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
+    status: RunStatus,
+    rows: Sequence[MetricRow],
     summary: DynamicsSummary | None,
     problem: str = "",
+    note: str = "",
 ) -> CellResult:
     """A result from the content of a run's files; `problem` is what could not be read."""
-    word, error_text = str(status.get("status", "pending")), str(status.get("error") or "")
-    if word not in STATUSES:
-        word, error_text = "failed", f"unknown status {word!r} in status.json; known: {', '.join(STATUSES)}"
-    metrics: dict[str, MetricValue] = {}
-    try:
-        metrics = metric_values(rows)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        problem = str(StoreError(f"{run.evaluation}: not a list of metric rows: {error!r}", fix="evaluate again"))
+    state, error = status.status, status.error
     if problem:  # a result that cannot be read is not a result
-        word, error_text = "failed", "; ".join(filter(None, [error_text, problem]))
-    known = status.get("total_steps")
+        state, error = State.FAILED, "; ".join(filter(None, [error, problem]))
     return CellResult(
         cell=cell,
         run=run,
-        status=word,
-        error=error_text,
-        seconds=_number(status.get("seconds"), 0.0),
-        step=int(_number(status.get("step"), 0)),
-        total_steps=int(known) if isinstance(known, int | float) else cell.config.total_steps,
-        metrics=metrics,
+        status=state,
+        error=error,
+        seconds=status.seconds,
+        step=status.step,
+        total_steps=cell.config.total_steps if status.total_steps is None else status.total_steps,
+        metrics=metric_values(rows),
         summary=summary,
-        note=str(status.get("note") or ""),
+        note=note,
     )
 
 
-def read_evaluation(run: RunDir) -> list[Any]:
-    """The metric rows of a run as they stand in its file."""
-    content = read_json(run.evaluation, default={})
-    rows = content.get("rows", []) if isinstance(content, dict) else None
-    if not isinstance(rows, list):
-        raise StoreError(f"{run.evaluation}: not a list of metric rows", fix="evaluate again")
-    return rows
-
-
-def metric_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, MetricValue]:
+def metric_values(rows: Iterable[MetricRow]) -> dict[str, MetricValue]:
     """Rows by name: a preference metric by itself, a benchmark's as `benchmark/metric`."""
     metrics: dict[str, MetricValue] = {}
     for row in rows:
-        name = row["metric"] if row["benchmark"] == "preference" else f"{row['benchmark']}/{row['metric']}"
-        errors = {key: value for key, value in row.items() if key.startswith("stderr_") and _is_number(value)}
+        name = row.metric if row.benchmark == "preference" else row.name
+        errors = {"pooled": row.stderr_pooled, "subtask_mean": row.stderr_subtask_mean}
         found = MetricValue(
-            value=_number(row.get("value")),
-            stderr=_number(row.get("stderr")),
-            n=int(_number(row.get("n"), 0)),
-            ci_low=_number(row.get("ci_low")),
-            ci_high=_number(row.get("ci_high")),
-            status=str(row.get("status") or "ok"),
-            reason=str(row.get("reason") or ""),
-            protocol=tuple((key, str(row[key])) for key in PROTOCOL if row.get(key) is not None),
-            errors=tuple(sorted((key.removeprefix("stderr_"), float(value)) for key, value in errors.items())),
-            note=str(row.get("note") or ""),
+            value=_number(row.value),
+            stderr=_number(row.stderr),
+            n=row.n,
+            ci_low=_number(row.ci_low),
+            ci_high=_number(row.ci_high),
+            status=row.status,
+            reason=row.reason or "",
+            protocol=tuple((key, str(value)) for key in PROTOCOL if (value := getattr(row, key)) is not None),
+            errors=tuple((name, value) for name, value in errors.items() if value is not None),
+            note=row.note or "",
         )
         if name in metrics:  # one of the two would win silently
             found = MetricValue(math.nan, math.nan, 0, status="ambiguous", reason="several rows have this name")
-        metrics[str(name)] = found
+        metrics[name] = found
     return metrics
 
 
@@ -188,9 +169,5 @@ def likelihood_unit(results: Iterable[CellResult]) -> str:
     return "nats/token" if found == {"mean"} else "nats"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(value: Any, default: float = math.nan) -> float:
-    return float(value) if isinstance(value, int | float) else default
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -9,9 +9,9 @@ from rcray.aggregate.ledger import ExperimentRuns, export_ledger, read_ledger
 from rcray.aggregate.report import Report, write_published, write_report
 from rcray.config import Experiment
 from rcray.errors import ConfigError
+from rcray.records.ledger import read_stopped
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.ledger import read_stopped
 
 PUBLISHED_FOLDER = Path("rcray-published")
 

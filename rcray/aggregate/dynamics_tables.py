@@ -8,7 +8,7 @@ from rcray.aggregate.estimators import EstimatorPair
 from rcray.aggregate.groups import Comparison, Setting
 from rcray.aggregate.summary import DynamicsSummary, HeadFull
 from rcray.aggregate.tables import Column, Entry, Row, Table
-from rcray.records import PATHWAYS
+from rcray.records.columns import PATHWAYS
 
 _HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
 NO_RECORDS = "no records"

@@ -71,7 +71,7 @@ def estimator_pairs(results: Sequence[CellResult]) -> list[EstimatorPair]:
             if other is not None:
                 known = result.summary and other.summary
                 found = head_full(joined(result, other)) if known else None
-                words = [r.status for r in (result, other) if not r.ok] or ["not recorded"]
+                words: list[str] = [r.status for r in (result, other) if not r.ok] or ["not recorded"]
                 pairs.append(_pair(result, other, found, words[0]))
     return pairs
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rcray.aggregate.collect import STATUSES, CellResult, MetricValue
+from rcray.aggregate.collect import CellResult, MetricValue
 from rcray.aggregate.summary import DynamicsSummary
 from rcray.config import RunConfig, content_key, identity
+from rcray.records.states import State
 
 NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json has no such row
 MIXED = "mixed protocols"  # seeds measured with different task versions, shots or templates are not averaged
@@ -61,7 +62,7 @@ class Setting:
         if self.finished:
             return "ok"
         found = {result.status for result in self.results}
-        return "/".join(status for status in STATUSES if status in found)
+        return "/".join(status for status in State if status in found)
 
     @property
     def rc(self) -> str:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rcray import records
 from rcray.aggregate.catalogue import Catalogue
-from rcray.aggregate.collect import STATUSES, CellResult
+from rcray.aggregate.collect import CellResult
 from rcray.aggregate.findings import Finding
 from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks, duration
 from rcray.aggregate.results import held_out_pairs
 from rcray.aggregate.tables import Table, number
-from rcray.records import PATHWAYS
+from rcray.records.columns import COLUMNS, PATHWAYS
+from rcray.records.states import State
 
 if TYPE_CHECKING:
     from rcray.aggregate.figures import Plot
@@ -79,7 +79,7 @@ def to_html(page: Page) -> str:
     counts = Counter(result.status for result in page.results)
     return _templates().get_template("page.html").render(
         page=page,
-        statuses=[(word, counts[word]) for word in STATUSES if counts[word]],
+        statuses=[(word, counts[word]) for word in State if counts[word]],
         facts=_facts(page.results),
         several_models=len({finding.model for finding in page.findings}) > 1,
         verdicts=_VERDICTS,
@@ -132,5 +132,5 @@ def _glossary(tables: Sequence[Table]) -> Iterator[tuple[str, Iterable[tuple[str
     columns = (table.columns[i] for table in tables for i in table.shown())
     yield "Columns of the tables", dict.fromkeys((column.title, "", column.help) for column in columns if column.help)
     yield "Pathways and status words", _WORDS
-    recorded = ((column.name, column.symbol, column.meaning) for column in records.COLUMNS)
+    recorded = ((column.name, column.symbol, column.meaning) for column in COLUMNS)
     yield "Columns of the step records (dynamics/*.parquet)", recorded

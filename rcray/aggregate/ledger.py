@@ -9,17 +9,20 @@ LEDGER/
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from rcray.aggregate.collect import CellResult, make_result, read_evaluation
+from rcray.aggregate.collect import CellResult, make_result
 from rcray.aggregate.summary import FULL, FULL_COLUMNS, DynamicsSummary, HeadFull
-from rcray.config import Experiment, RunConfig
+from rcray.config import Experiment
 from rcray.errors import RcrayError, StoreError
 from rcray.files import read_json, write_atomic, write_json
+from rcray.records.evaluation import MetricRow, parse_rows
+from rcray.records.states import State
+from rcray.records.status import RunStatus, parse_status
 from rcray.store import RunDir, plain_name
 from rcray.sweep.grid import Cell
 
@@ -113,25 +116,26 @@ def _damaged(path: Path, line: int, error: Exception) -> StoreError:
 
 def _run_content(result: CellResult) -> dict[str, Any]:
     problem = ""
-    status: Mapping[str, Any] = {}
-    rows: list[Any] = []
+    status = RunStatus()
+    rows: tuple[MetricRow, ...] = ()
     try:
         status = result.run.read_status()
-        rows = read_evaluation(result.run)
+        rows = result.run.read_evaluation().rows
     except RcrayError:
         problem = result.error  # what could not be read is carried along as words
-    if result.status == "failed" and status.get("status") != "failed":
+    if result.status is State.FAILED and status.status is not State.FAILED:
         problem = problem or result.error
-    if result.status == "stopped":
-        status = {**status, "status": result.status, "error": result.error}
+    if result.status is State.STOPPED:
+        status = replace(status, status=result.status, error=result.error)
+    cell = result.cell.content()
     return {
-        "run_id": result.cell.run_id,
-        "varied": [[path, value] for path, value in result.cell.varied],
-        "status": {name: status[name] for name in _STATUS_FIELDS if name in status} | _noted(result),
+        "run_id": cell["run_id"],
+        "varied": cell["varied"],
+        "status": {name: getattr(status, name) for name in _STATUS_FIELDS} | _noted(result),
         "problem": problem,
-        "rows": [_plain(row) for row in rows],
+        "rows": [_plain(row.content()) for row in rows],
         "summary": _plain(asdict(result.summary)) if result.summary else None,
-        "config": result.cell.config.model_dump(mode="json"),
+        "config": cell["config"],
     }
 
 
@@ -149,14 +153,11 @@ def _plain(value: Any) -> Any:
 
 
 def _result(folder: Path, content: Mapping[str, Any]) -> CellResult:
-    config = RunConfig.model_validate(content["config"])
-    varied = tuple((path, value) for path, value in content["varied"])
-    run_id = plain_name(content["run_id"], "run")
+    cell = Cell.from_content(content)
+    run = RunDir(folder / "runs" / plain_name(cell.run_id, "run"))
+    status, rows = parse_status(content["status"]), parse_rows(content["rows"])
     summary = _summary(content["summary"]) if content["summary"] else None
-    run = RunDir(folder / "runs" / run_id)
-    return make_result(
-        run, Cell(run_id, config, varied), content["status"], content["rows"], summary, content["problem"]
-    )
+    return make_result(run, cell, status, rows, summary, content["problem"], content["status"].get("note", ""))
 
 
 def _summary(content: Mapping[str, Any]) -> DynamicsSummary:

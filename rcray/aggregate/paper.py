@@ -9,27 +9,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcray.aggregate.published import BASELINE, Place
+from rcray.config.benchmarks import suite
+from rcray.config.models import model_title
 
 Group = tuple[str, str]  # model, data
 
 #: What the paper calls them; others go by their own names.
-MODEL_TITLES = {
-    "mistral-7b": "Mistral-7B",
-    "qwen2.5-7b": "Qwen2.5-7B",
-    "pythia-2.8b": "Pythia-2.8B",
-    "pythia-410m": "Pythia-410M",
-}
 OBJECTIVE_TITLES = {
     "dpo": "DPO", "simpo": "SimPO", "cpo": "CPO", "dil-bce": "BCE", "ddro": "DDRO", "dil-lsif": "LSIF",
     "ti-dpo": "TI-DPO", "ipo": "IPO", "dil-ukl": "UKL",
 }  # fmt: skip
-BENCHMARK_TITLES = {
-    "mmlu_pro": "MMLU-Pro", "bbh": "BBH", "musr": "MuSR", "arc": "ARC", "math": "MATH", "gsm8k": "GSM8K",
-}  # fmt: skip
 DIGITS = 2  # of every score
 
-SIX = ("mmlu_pro", "bbh", "musr", "arc", "math", "gsm8k")
-FOUR = ("mmlu_pro", "bbh", "musr", "arc")
+SIX = tuple(benchmark.name for benchmark in suite("published"))
+FOUR = SIX[:4]  # without the two that are generated
 
 
 @dataclass(frozen=True)
@@ -104,8 +97,7 @@ def objective_title(name: str) -> str:
 
 def group_title(model: str, data: str, models: list[str]) -> str:
     """The model; with its data where the same model stands in the table twice."""
-    title = MODEL_TITLES.get(model, model)
-    return f"{title}, {data}" if models.count(model) > 1 else title
+    return f"{model_title(model)}, {data}" if models.count(model) > 1 else model_title(model)
 
 
 MAIN_OBJECTIVES = ("dpo", "simpo", "cpo", "dil-bce", "ddro", "dil-lsif", "ti-dpo")
@@ -168,7 +160,7 @@ WIN_RATE_OBJECTIVES = ("dpo", "dil-bce")
 PUBLISHED_NOTES = {
     "stderr": (
         "The published standard errors mix two definitions, even in one table: pooled over documents (BBH near 0.6, "
-        "MuSR near 1.7, MATH near 0.4) and the mean of the subtasks' errors (BBH near 2.8, MuSR near 2.9, MATH near "
+        "MUSR near 1.7, MATH near 0.4) and the mean of the subtasks' errors (BBH near 2.8, MUSR near 2.9, MATH near "
         "3.0)."
     ),
     "degenerate": (

@@ -16,9 +16,9 @@ from rcray.aggregate.ledger import ExperimentRuns
 from rcray.aggregate.tables import Table, to_csv, to_markdown
 from rcray.config import Experiment
 from rcray.files import write_atomic
+from rcray.records.ledger import read_stopped
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.ledger import read_stopped
 
 if TYPE_CHECKING:
     from rcray.aggregate.figures import Plot

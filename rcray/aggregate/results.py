@@ -7,7 +7,7 @@ from rcray.aggregate.groups import MIXED, Comparison, Estimate, Setting, compare
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.student import p_entry, paired_test
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
-from rcray.records import PATHWAYS
+from rcray.records.columns import PATHWAYS
 
 NO_RECORDS = "no records"
 

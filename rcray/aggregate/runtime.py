@@ -6,9 +6,10 @@ from statistics import fmean
 
 from rcray.aggregate import published
 from rcray.aggregate.groups import Comparison, Setting
-from rcray.aggregate.paper import MODEL_TITLES, PUBLISHED_NOTES, RUNTIME_MODELS, RUNTIME_OBJECTIVES, objective_title
+from rcray.aggregate.paper import PUBLISHED_NOTES, RUNTIME_MODELS, RUNTIME_OBJECTIVES, objective_title
 from rcray.aggregate.published import AVERAGE
 from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.config.models import model_title
 
 _METRICS = ("w/o RC Time", "w/ RC Time", "Δ Time", "Δ (%)")
 
@@ -122,8 +123,7 @@ def _table(
             [_percent(t) for t in times],
         )
         rows += [
-            Row(MODEL_TITLES.get(model, model), (Entry(metric), *entries))
-            for metric, entries in zip(_METRICS, blocks, strict=True)
+            Row(model_title(model), (Entry(metric), *entries)) for metric, entries in zip(_METRICS, blocks, strict=True)
         ]
     return Table(
         title=title,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rcray.errors import StoreError
-from rcray.records import PATHWAYS
+from rcray.records.columns import PATHWAYS
 from rcray.store import RunDir
 
 #: Suffix of the columns that a second score estimator, over all parameters, adds to the records.

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from rcray.aggregate import published
 from rcray.aggregate.groups import Comparison
-from rcray.aggregate.paper import MODEL_TITLES, objective_title
+from rcray.aggregate.paper import objective_title
 from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.config.benchmarks import ALPACA_EVAL
+from rcray.config.models import model_title
 
-BENCHMARK = "alpaca_eval"
 _PUBLISHED_NOTE = (
     "Published: 805 instructions, one call a pair with the calibrated answer always second, ties and failures 0.5, no "
     "length control; the opponent is the same objective without RC."
@@ -19,7 +20,7 @@ def win_rates_of_published() -> Table:
     """What the text of the paper says."""
     rows = [
         Row(
-            MODEL_TITLES[rate.model],
+            model_title(rate.model),
             (Entry(objective_title(rate.objective)), Entry(rate.judge), Entry(value=rate.percent)),
         )
         for rate in published.win_rates()
@@ -44,12 +45,12 @@ def win_rates_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
     known = {(rate.model, rate.objective): rate for rate in reversed(published.win_rates())}
     for comparison in comparisons:
         for setting in comparison.with_rc:
-            names = {name for r in setting.finished for name in r.metrics if name.partition("/")[0] == BENCHMARK}
+            names = {name for r in setting.finished for name in r.metrics if name.partition("/")[0] == ALPACA_EVAL}
             if not names:
                 continue
             entries = [Entry(f"{comparison.title} ({setting.variant})" if setting.variant else comparison.title)]
             for metric, _ in _METRICS:
-                name = f"{BENCHMARK}/{metric}"
+                name = f"{ALPACA_EVAL}/{metric}"
                 value = setting.metric(name)
                 if value is None:
                     entries.append(Entry(setting.problem(name), tone="status", runs=setting.run_ids))
@@ -68,7 +69,7 @@ def win_rates_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
                 entries.append(Entry("–", tone="absent"))
             else:
                 entries.append(Entry(value=rate.percent, tip=f"judge: {rate.judge}"))
-            rows.append(Row(MODEL_TITLES.get(comparison.model, comparison.model), tuple(entries)))
+            rows.append(Row(model_title(comparison.model), tuple(entries)))
     if not rows:
         return None
     columns = (

@@ -13,7 +13,7 @@ Everything here is on floats in the log domain: exp() of a sum of log-ratios ove
 import math
 from dataclasses import dataclass, replace
 
-from rcray.records import Pathway
+from rcray.records.columns import Pathway
 
 EDGE_ROUNDING = 1e-9  # nats: a ratio this close to an edge lies on it
 

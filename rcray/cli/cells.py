@@ -24,6 +24,7 @@ from rcray.cli.shared import (
     tracking,
 )
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.records.states import UNSUCCESSFUL, State
 from rcray.secrets import redact
 from rcray.store import DEFAULT_STORE, Store
 
@@ -57,17 +58,17 @@ def train(
             check_placement([cell], possible_nodes(None))
         line = stack.enter_context(ProgressLine(cell.label))
         outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update, profile=profile)
-    status = outcome.status
-    done = f", {status['step']} steps in {status['seconds']:.1f} s" if "step" in status else ""
-    typer.echo(f"{cell.label}: {status['status']}{done}")
+    record = outcome.status
+    done = f", {record.step} steps in {record.seconds:.1f} s" if record.total_steps else ""
+    typer.echo(f"{cell.label}: {record.status}{done}")
     typer.echo(f"  {opened.run(cell.run_id).path}")
     say_undelivered(outcome.delivered, store)
     if profile:
         from rcray.train.profile import describe
 
         typer.echo(describe(opened.run(cell.run_id).profile))
-    if status["status"] != "ok":
-        raise RcrayError(f"{cell.label}: {status['status']}: {status['error']}")
+    if record.status is not State.OK:
+        raise RcrayError(f"{cell.label}: {record.status}: {record.error}")
 
 
 @app.command(short_help="every unfinished cell, then tables, figures and report")
@@ -118,7 +119,7 @@ def sweep(
         else:
             outcome = run_cells(cells)
     _print_outcome(outcome, store)
-    if outcome.ledger.tally().get("pending"):
+    if outcome.ledger.interrupted:
         sys.exit(EXIT_INTERRUPTED)
     if not outcome.ledger.complete:
         sys.exit(EXIT_FAILED)
@@ -165,10 +166,9 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     from rich.console import Console
 
     from rcray.aggregate.tables import to_rich
-    from rcray.sweep.ledger import UNSUCCESSFUL
 
     console = Console()
-    for entry in outcome.ledger.entries.values():
+    for entry in outcome.ledger.cells:
         if entry.status in UNSUCCESSFUL:
             console.print(f"{entry.status}: {entry.label}: {entry.error}", style="red", markup=False, highlight=False)
     console.print(to_rich(outcome.report.table, console.width))

@@ -1,51 +1,16 @@
-"""Which preference pairs a run sees.
+"""The section `data:`: which preference pairs a run sees.
 
-`name` is `synthetic`, `ultrafeedback`, `hh`, a hub dataset (owner/name), a directory (./pairs) or a file
-(pairs.jsonl). What a source decides by itself is filled in here, so that a run's identity has it spelled out.
+`name` is one of config/datasets.py, a hub dataset (owner/name), a directory (./pairs) or a file (pairs.jsonl). What a
+source decides by itself is filled in here, so that a run's identity has it spelled out.
 """
 
-import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rcray.config.datasets import known_datasets, source_of
 from rcray.config.section import Section
 from rcray.errors import did_you_mean
-
-BUILT_IN = ("synthetic", "ultrafeedback", "hh")
-FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
-HH_SUBSETS = ("helpful-base", "harmless-base", "merged")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-#: What a source says where the experiment file is silent.
-SOURCE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "synthetic": {"train_pairs": 1600},
-    "ultrafeedback": {"split": "train_prefs", "eval_split": "test_prefs"},
-    "hh": {"subset": "merged", "split": "train", "eval_split": "test"},
-    "file": {},
-    "directory": {"split": "train"},
-    "hub": {"split": "train"},
-}
-
-#: Fields that mean nothing for a source: refused, because whoever wrote them expects an effect.
-NOT_FOR: Mapping[str, tuple[str, ...]] = {
-    "synthetic": ("subset", "split", "eval_split", "columns", "revision", "path"),
-    "ultrafeedback": ("subset", "columns"),
-    "hh": ("columns",),
-    "file": ("subset", "split", "eval_split", "revision", "path"),
-    "directory": ("revision", "path"),
-    "hub": (),
-}
-
-
-def source_kind(name: str) -> str:
-    """A built-in name, or `file`, `directory`, `hub`, by how the name is written; nothing on disk is looked at."""
-    if name in BUILT_IN:
-        return name
-    if name.endswith(FILE_SUFFIXES):
-        return "file"
-    return "hub" if _HUB_ID.fullmatch(name) else "directory"
 
 
 class Columns(Section):
@@ -82,7 +47,7 @@ class DataConfig(Section):
     def _fill_from_source(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {**SOURCE_DEFAULTS[source_kind(str(given.get("name", "synthetic")))], **given}
+        return {**source_of(str(given.get("name", "synthetic"))).defaults, **given}
 
     @field_validator("train_pairs", mode="before")
     @classmethod
@@ -94,24 +59,25 @@ class DataConfig(Section):
     @field_validator("name")
     @classmethod
     def _name_is_known(cls, name: str) -> str:
-        if "/" in name or source_kind(name) != "directory":
+        if "/" in name or source_of(name).name != "directory":
             return name
         raise ValueError(
-            f"unknown dataset {name!r}{did_you_mean(name.lower(), BUILT_IN)}; "
+            f"unknown dataset {name!r}{did_you_mean(name.lower(), known_datasets())}; "
             f"a directory is written './{name}', a file with its suffix, a hub dataset 'owner/name'"
         )
 
     @model_validator(mode="after")
     def _fields_fit_the_source(self) -> "DataConfig":
-        kind = source_kind(self.name)
-        for field in NOT_FOR[kind]:
+        source = source_of(self.name)
+        for field in source.refused:
             if getattr(self, field) not in (None, Columns()):
                 raise ValueError(f"{field} has no meaning for {self.name!r}; delete it")
-        if kind == "synthetic" and self.train_pairs is None:
+        if source.name == "synthetic" and self.train_pairs is None:
             raise ValueError("train_pairs null means all pairs, and synthetic pairs have no end; give a number")
-        if kind == "hh" and self.subset not in HH_SUBSETS:
-            raise ValueError(f"subset {self.subset!r} is not one of hh{did_you_mean(str(self.subset), HH_SUBSETS)}")
-        if self.split is None and SOURCE_DEFAULTS[kind].get("split"):
+        if source.subsets and self.subset not in source.subsets:
+            known = did_you_mean(str(self.subset), source.subsets)
+            raise ValueError(f"subset {self.subset!r} is not one of {source.name}{known}")
+        if self.split is None and source.defaults.get("split"):
             raise ValueError(f"split null: say which rows of {self.name!r} to train on")
         if self.split is not None and self.split == self.eval_split:
             raise ValueError(f"eval_split {self.eval_split!r} is what is trained on; null holds a share of it out")
@@ -129,9 +95,9 @@ class DataConfig(Section):
     def content(self) -> dict[str, Any]:
         """What decides the pairs and their order: fields without effect on this source are left out."""
         content = self.model_dump(mode="json", exclude={"path"}, exclude_none=True)
-        kind = source_kind(self.name)
-        without_effect = {"bad_rows"} if kind == "synthetic" else {"difficulty"}
-        if "columns" in NOT_FOR[kind]:
+        source = source_of(self.name)
+        without_effect = {"bad_rows"} if source.name == "synthetic" else {"difficulty"}
+        if "columns" in source.refused:
             without_effect.add("columns")
         if self.eval_split is not None:
             without_effect.add("seed")  # it draws the held-out rows, and here they are given

@@ -1,94 +1,22 @@
-"""Which model a run starts from, and the presets of the paper's four models as data."""
+"""The section `model:`: which weights a run starts from, and what of them is trained."""
 
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rcray.config.models import MODELS, embedded_models
 from rcray.config.section import Section
+from rcray.config.shape import Shape, read_shape
 from rcray.errors import did_you_mean
 
 Method = Literal["full", "lora", "qlora"]
 Dtype = Literal["float32", "bfloat16"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-#: Embedded models: see models/tiny.py.
-TINY_NAMES = ("tiny-neox", "tiny-mistral", "tiny-qwen2")
-
-#: For tokenizers that come without one, such as Pythia's: role tags as plain text, every turn closed by the end-of-text
-#: token, line breaks before a tag and never after the token that ends an answer.
-PLAIN_CHAT_TEMPLATE = (
-    "{% for m in messages %}"
-    "{{ ('' if loop.first else '\\n') + '<|' + m['role'] + '|>\\n' + (m['content'] | trim) + eos_token }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '\\n<|assistant|>\\n' }}{% endif %}"
-)
-
-
-@dataclass(frozen=True)
-class ModelPreset:
-    """What a known model fills in where an experiment leaves it open, and how large it is."""
-
-    model: Mapping[str, Any]  # fields of `model:`
-    train: Mapping[str, Any]  # fields of `train:`
-    parameters: int
-    trainable: int
-
-
-_GPT_NEOX_LAYERS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
-_LLAMA_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-def _qlora(source: str, r: int, alpha: int, targets: list[str], **more: Any) -> dict[str, Any]:
-    """The published QLoRA: nf4 without double quantisation, computed in bfloat16."""
-    return {
-        "source": source,
-        "dtype": "bfloat16",
-        "method": "qlora",
-        "lora": {"r": r, "alpha": alpha, "targets": targets},
-        "quantization": {"kind": "nf4", "double_quant": False, "compute_dtype": "bfloat16"},
-        **more,
-    }
-
-
-#: The authors' start weights, adapters, rates and micro-batches; their global batch is 32 pairs, one epoch, a constant
-#: rate. The 410M model is kept in float32: next to bfloat16 weights, steps of 6e-7 would round to nothing.
-MODEL_PRESETS: Mapping[str, ModelPreset] = {
-    "pythia-410m": ModelPreset(
-        {
-            "source": "EleutherAI/pythia-410m",
-            "method": "full",
-            "dtype": "float32",
-            "chat_template": PLAIN_CHAT_TEMPLATE,
-        },
-        {"learning_rate": 6e-7, "batch_size": 32, "micro_batch_size": 4},
-        parameters=405_334_016,
-        trainable=405_334_016,
-    ),
-    "pythia-2.8b": ModelPreset(
-        _qlora("EleutherAI/pythia-2.8b", 16, 32, _GPT_NEOX_LAYERS, chat_template=PLAIN_CHAT_TEMPLATE),
-        {"learning_rate": 1e-4, "batch_size": 32, "micro_batch_size": 4},
-        parameters=2_775_208_960,
-        trainable=20_971_520,
-    ),
-    "mistral-7b": ModelPreset(
-        _qlora("mistralai/Mistral-7B-v0.1", 8, 16, _LLAMA_LAYERS, sft_adapter="alignment-handbook/zephyr-7b-sft-qlora"),
-        {"learning_rate": 3e-7, "batch_size": 32, "micro_batch_size": 1},
-        parameters=7_241_732_096,
-        trainable=20_971_520,
-    ),
-    "qwen2.5-7b": ModelPreset(
-        _qlora("Qwen/Qwen2.5-7B-Instruct", 8, 16, _LLAMA_LAYERS),
-        {"learning_rate": 5e-7, "batch_size": 32, "micro_batch_size": 1},
-        parameters=7_615_616_512,
-        trainable=20_185_088,
-    ),
-}
 
 
 class LoraConfig(Section):
@@ -145,8 +73,8 @@ class ModelConfig(Section):
     def _fill_from_preset(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        preset = MODEL_PRESETS.get(str(given.get("name")))
-        filled = fill_open(given, preset.model if preset else {})
+        known = MODELS.get(str(given.get("name")))
+        filled = fill_open(given, known.model if known else {})
         if "dtype" in filled:
             filled = fill_open(filled, {"quantization": {"compute_dtype": filled["dtype"]}})
         return filled
@@ -154,9 +82,9 @@ class ModelConfig(Section):
     @field_validator("name")
     @classmethod
     def _is_known_or_a_place(cls, name: str) -> str:
-        if "/" not in name and name not in MODEL_PRESETS and name not in TINY_NAMES:
+        if "/" not in name and name not in MODELS:
             raise ValueError(
-                f"unknown model {name!r}{did_you_mean(name, (*MODEL_PRESETS, *TINY_NAMES))}; "
+                f"unknown model {name!r}{did_you_mean(name, MODELS)}; "
                 "a hub id is written owner/name, a directory with a slash, as in ./name"
             )
         return name
@@ -178,7 +106,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _code_is_pinned(self) -> "ModelConfig":
-        remote = self.origin not in TINY_NAMES and not Path(self.origin).is_dir()
+        remote = self.origin not in embedded_models() and not Path(self.origin).is_dir()
         if self.trust_remote_code and remote and not _COMMIT.fullmatch(self.revision or ""):
             raise ValueError(
                 f"trust_remote_code runs whatever code {self.origin!r} holds, and revision {self.revision!r} is no "
@@ -189,14 +117,17 @@ class ModelConfig(Section):
     @property
     def label(self) -> str:
         """The name, with the method where it is not the one expected under that name."""
-        preset = MODEL_PRESETS.get(self.name)
-        usual = preset.model["method"] if preset else "full"
-        return self.name if self.method == usual else f"{self.name} ({self.method})"
+        return self.name if self.method == _usual_method(self.name) else f"{self.name} ({self.method})"
 
     @property
     def origin(self) -> str:
         """Where the base weights come from: a hub id, a directory, or an embedded model's name."""
         return self.source or self.name
+
+    @property
+    def shape(self) -> Shape | None:
+        """The dimensions of a known model or of a local directory; None where only a download would tell."""
+        return MODELS[self.name].shape if self.name in MODELS else read_shape(self.origin)
 
     @property
     def quantized(self) -> bool:
@@ -220,17 +151,19 @@ def fill_open(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
     return filled
 
 
+def _usual_method(name: str) -> str:
+    return str(MODELS[name].model.get("method", "full")) if name in MODELS else "full"
+
+
 def train_defaults(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a preset says about `train:`; its rate is that of its method, and far off for another."""
-    preset = MODEL_PRESETS.get(str(model.get("name")))
-    if preset is None:
+    """What a known model says about `train:`; its rate is that of its method, and far off for another."""
+    name = str(model.get("name"))
+    if name not in MODELS:
         return {}
-    same = (model.get("method", preset.model["method"]) == "full") == (preset.model["method"] == "full")
-    return {name: value for name, value in preset.train.items() if same or name != "learning_rate"}
+    same = (model.get("method", _usual_method(name)) == "full") == (_usual_method(name) == "full")
+    return {field: value for field, value in MODELS[name].train.items() if same or field != "learning_rate"}
 
 
 def default_scores(model: Mapping[str, Any]) -> str:
     """Whose gradients stand for the scores: the head's where it is trained, else the last adapters'."""
-    preset = MODEL_PRESETS.get(str(model.get("name")))
-    method = model.get("method", preset.model["method"] if preset else "full")
-    return "head" if method == "full" else "adapters"
+    return "head" if model.get("method", _usual_method(str(model.get("name")))) == "full" else "adapters"

@@ -1,12 +1,10 @@
-"""How large a model is, without loading it: dimensions as data, or read from a directory's config.json."""
+"""How large a model is, without loading it: its dimensions, as data or read from a directory's config.json."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rcray.config.model import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -64,25 +62,10 @@ class Shape:
         return self.layers * r * sum(inputs + outputs for inputs, outputs in chosen)
 
 
-#: Presets and embedded models. A test holds the former against the exact counts of the presets, the latter against the
-#: models themselves.
-SHAPES: Mapping[str, Shape] = {
-    "pythia-410m": Shape(24, 1024, 4096, 50304),
-    "pythia-2.8b": Shape(32, 2560, 10240, 50304),
-    "mistral-7b": Shape(32, 4096, 14336, 32000, key_values=8 / 32, gated=True),
-    "qwen2.5-7b": Shape(28, 3584, 18944, 152064, key_values=4 / 28, gated=True),
-    "tiny-neox": Shape(2, 64, 256, 447),
-    "tiny-mistral": Shape(2, 64, 256, 447, key_values=0.5, gated=True),
-    "tiny-qwen2": Shape(2, 64, 256, 448, key_values=0.5, gated=True),
-}
-
-
-def shape_of(model: ModelConfig) -> Shape | None:
-    """The shape of a known model or of a local directory; None where only a download would tell."""
-    if model.name in SHAPES:
-        return SHAPES[model.name]
+def read_shape(directory: str) -> Shape | None:
+    """The shape of a local directory's model; None where only a download would tell."""
     try:
-        content = json.loads((Path(model.origin) / "config.json").read_text(encoding="utf-8"))
+        content = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
         return _from_transformers(content)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,10 +1,11 @@
-"""From a raw row to a pair: prompt, chosen, rejected as text or messages; UltraFeedback; Anthropic HH."""
+"""From a raw row to a pair: prompt, chosen, rejected in columns, as message lists, or as transcripts."""
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from rcray.config.data import Columns, DataConfig
+from rcray.config.datasets import RowFormat, source_of
 from rcray.data.dialogue import ROLES, Pair, Skipped, Turn, as_turns, fault
 from rcray.data.rows import Row, Rows
 from rcray.errors import DataError, did_you_mean
@@ -13,7 +14,7 @@ from rcray.errors import DataError, did_you_mean
 READER_VERSION = 1
 
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
-_HH_ROLES = {"Human": "user", "Assistant": "assistant"}
+_SPEAKER_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 class RowFault(Exception):
@@ -28,10 +29,11 @@ def read_pairs(rows: Rows, config: DataConfig) -> Iterator[Pair | Skipped]:
     """Every row as a pair, or as what is wrong with it; a table without the columns is refused at once."""
     columns = config.columns
     wanted = [columns.chosen, columns.rejected]
-    if config.name not in READERS:
+    row_format = source_of(config.name).rows
+    if row_format == "columns":
         wanted.append(columns.prompt)
     _check_columns(rows, wanted[:2])
-    reader = READERS.get(config.name, read_columns)
+    reader = READERS[row_format]
     for row in rows.read(wanted):
         yield row if isinstance(row, Skipped) else _read(row, columns, reader)
 
@@ -71,26 +73,28 @@ def read_columns(values: dict[str, Any], columns: Columns) -> Answers:
     return _prompt(values, columns), _text(chosen, columns.chosen), _text(rejected, columns.rejected)
 
 
-def read_ultrafeedback(values: dict[str, Any], columns: Columns) -> Answers:
+def read_messages(values: dict[str, Any], columns: Columns) -> Answers:
     """The prompt is the messages before the last answer; the `prompt` column repeats their first."""
     sides = [_turns(_value(values, name), name) for name in ("chosen", "rejected")]
     return shared_prompt(*sides)
 
 
-def read_hh(values: dict[str, Any], columns: Columns) -> Answers:
+def read_transcripts(values: dict[str, Any], columns: Columns) -> Answers:
     """Two transcripts that share all but their last answer."""
-    return shared_prompt(*(hh_turns(_text(_value(values, name), name), name) for name in ("chosen", "rejected")))
+    return shared_prompt(
+        *(transcript_turns(_text(_value(values, name), name), name) for name in ("chosen", "rejected"))
+    )
 
 
-READERS: dict[str, Reader] = {"ultrafeedback": read_ultrafeedback, "hh": read_hh}
+READERS: dict[RowFormat, Reader] = {"columns": read_columns, "messages": read_messages, "transcripts": read_transcripts}
 
 
-def hh_turns(text: str, side: str) -> tuple[Turn, ...]:
+def transcript_turns(text: str, side: str) -> tuple[Turn, ...]:
     """Splits a transcript on its speakers; empty turns are left out."""
     before, *parts = _SPEAKER.split(text)
     if before.strip():
         raise RowFault("dropped no dialogue", f"{side} opens with text of no speaker")
-    turns = (Turn(_HH_ROLES[who], what.strip()) for who, what in zip(parts[::2], parts[1::2], strict=True))
+    turns = (Turn(_SPEAKER_ROLES[who], what.strip()) for who, what in zip(parts[::2], parts[1::2], strict=True))
     return tuple(turn for turn in turns if turn.content)
 
 

@@ -5,32 +5,29 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import content_key
-from rcray.config.data import FILE_SUFFIXES, DataConfig, source_kind
+from rcray.config.data import DataConfig
+from rcray.config.datasets import FILE_SUFFIXES, source_of
 from rcray.data.rows import CsvFile, JsonLines, Rows, file_digest, json_rows
 from rcray.data.tables import DatasetTable, Joined, ParquetTable
 from rcray.errors import DataError, did_you_mean
 
-HUB_IDS = {"ultrafeedback": "HuggingFaceH4/ultrafeedback_binarized", "hh": "Anthropic/hh-rlhf"}
-
 
 def open_rows(config: DataConfig, split: str | None) -> Rows:
     """The rows of one split."""
-    if config.name == "hh" and config.subset == "merged":
-        parts = [_open_part(config, part, split) for part in ("helpful-base", "harmless-base")]
-        return Joined(tuple(parts), alternating=True)
-    return _open_part(config, config.subset, split)
+    parts = tuple(_open_part(config, part, split) for part in source_of(config.name).parts_of(config.subset))
+    return parts[0] if len(parts) == 1 else Joined(parts, alternating=True)
 
 
 def _open_part(config: DataConfig, subset: str | None, split: str | None) -> Rows:
-    location = config.path or HUB_IDS.get(config.name, config.name)
+    source = source_of(config.name)
+    location = config.path or source.hub_id or config.name
     found = find_local(location)
     if found is not None:
         return local_rows(found / subset if subset else found, split)
-    if config.path or source_kind(config.name) in ("file", "directory"):
+    if config.path or source.name in ("file", "directory"):
         field = "data.path" if config.path else "data.name"
         raise DataError(f"{field}: {location}: no such file or directory", fix=_nearby(Path(location)))
-    in_directory = config.name == "hh"  # its subsets are directories of the repository, not configurations
-    return hub_rows(config.name, location, split, config.revision, **{"data_dir" if in_directory else "name": subset})
+    return hub_rows(config.name, location, split, config.revision, **{"data_dir" if source.parts else "name": subset})
 
 
 def find_local(location: str) -> Path | None:

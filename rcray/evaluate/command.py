@@ -8,8 +8,8 @@ from rcray.config import RunConfig, run_id
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.load import build_run, read_yaml
 from rcray.errors import ConfigError, RcrayError, did_you_mean
-from rcray.evaluate.rows import DEGENERATE, describe
 from rcray.evaluate.stage import EvaluationStage, Outcome, evaluate_run
+from rcray.records.states import State
 from rcray.store import RunDir, Store, is_plain_name
 from rcray.train.launch import is_finished
 
@@ -98,8 +98,8 @@ def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, wa
             troubles.append("failed")
             return
         for row in result.rows:
-            say(f"{target.label}: {describe(row)}")
-        if result.degenerate or any(row.get("status") == DEGENERATE for row in result.rows):
+            say(f"{target.label}: {row.describe()}")
+        if result.degenerate or any(row.status is State.DEGENERATE for row in result.rows):
             troubles.append("degenerate")
 
     todo = [target for target in finished if not stage.is_done(target.config, target.store)]

@@ -15,13 +15,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rcray.config.evaluation import Benchmark, EvaluationConfig
+from rcray.config.benchmarks import Benchmark
+from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError, did_you_mean
 from rcray.evaluate.degenerate import benchmark_fault
 from rcray.evaluate.embedded import task_config
 from rcray.evaluate.harness_rows import rows_of
-from rcray.evaluate.rows import DEGENERATE, Row
 from rcray.models.sources import short_reason
+from rcray.records.evaluation import MetricRow
+from rcray.records.states import State
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +41,11 @@ class LoadedTasks:
     leaves: tuple[str, ...]
 
 
-def run_benchmark(benchmark: Benchmark, lm: Any, settings: EvaluationConfig) -> list[Row]:
+def run_benchmark(benchmark: Benchmark, lm: Any, settings: EvaluationConfig) -> list[MetricRow]:
     """Asks one benchmark of a loaded model; a degenerate model gets rows without a value."""
     results = harness_results(benchmark, lm, settings)
     leaves = tuple(results["samples"])
-    common = Row(
+    common = MetricRow(
         benchmark=benchmark.name,
         metric="",
         value=None,
@@ -60,7 +62,7 @@ def run_benchmark(benchmark: Benchmark, lm: Any, settings: EvaluationConfig) -> 
     return [_with_fault(row, reason, note) for row in rows]
 
 
-def _with_fault(row: Row, reason: str | None, note: str | None) -> Row:
+def _with_fault(row: MetricRow, reason: str | None, note: str | None) -> MetricRow:
     if reason is None:
         return replace(row, note="; ".join(filter(None, [row.note, note])) or None)
     return replace(
@@ -71,7 +73,7 @@ def _with_fault(row: Row, reason: str | None, note: str | None) -> Row:
         stderr_subtask_mean=None,
         value_weighted=None,
         value_unweighted=None,
-        status=DEGENERATE,
+        status=State.DEGENERATE,
         reason=reason,
         observed=row.value,
     )

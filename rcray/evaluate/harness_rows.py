@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rcray.config.evaluation import Benchmark
+from rcray.config.benchmarks import Benchmark
 from rcray.errors import RcrayError, did_you_mean
-from rcray.evaluate.rows import POOLED, Row
+from rcray.records.evaluation import POOLED, MetricRow
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ def combine(values: Sequence[float], stderrs: Sequence[float | None], sizes: Seq
     )
 
 
-def rows_of(benchmark: Benchmark, results: Mapping[str, Any], leaves: Sequence[str], common: Row) -> list[Row]:
+def rows_of(
+    benchmark: Benchmark, results: Mapping[str, Any], leaves: Sequence[str], common: MetricRow
+) -> list[MetricRow]:
     """Rows of one benchmark; `common` carries what they share, `leaves` are its single tasks."""
     tasks = {name: results["results"][name] for name in leaves}
     found = _metrics(tasks)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig, content_key, run_id
-from rcray.config.evaluation import Benchmark, EvaluationConfig
+from rcray.config.benchmarks import PREFERENCE, Benchmark
+from rcray.config.evaluation import EvaluationConfig
 from rcray.evaluate import embedded
 from rcray.evaluate.harness import harness_version
 
@@ -19,7 +20,7 @@ _LENGTH = 24
 
 def preference_key(config: RunConfig, weights: str) -> str:
     """Held-out preference of one run."""
-    return content_key(["preference", PREFERENCE_VERSION, run_id(config), weights], _LENGTH)
+    return content_key([PREFERENCE, PREFERENCE_VERSION, run_id(config), weights], _LENGTH)
 
 
 def benchmark_key(benchmark: Benchmark, settings: EvaluationConfig, weights: str) -> str:

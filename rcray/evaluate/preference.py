@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rcray.config.benchmarks import PREFERENCE
 from rcray.evaluate.bootstrap import Interval, bootstrap
-from rcray.evaluate.rows import DEGENERATE, UNDEFINED, Row
+from rcray.records.evaluation import MetricRow
+from rcray.records.states import State
 
-BENCHMARK = "preference"
 CALIBRATION_BINS = 10  # of the confidence, equally wide between 0.5 and 1
 
 
@@ -34,14 +35,14 @@ class Shifts:
         return self.shift_w - self.shift_l
 
 
-def preference_rows(shifts: Shifts) -> list[Row]:
+def preference_rows(shifts: Shifts) -> list[MetricRow]:
     """One row per metric; a model with a non-finite likelihood has no score."""
     margin = shifts.margin
     bad = int((~np.isfinite(margin)).sum())
     if bad:
         reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
         names = ("accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation")
-        return [Row(BENCHMARK, name, None, None, len(margin), DEGENERATE, reason) for name in names]
+        return [MetricRow(PREFERENCE, name, None, None, len(margin), State.DEGENERATE, reason) for name in names]
     probability = 1 / (1 + np.exp(-shifts.beta * np.clip(margin, -700 / shifts.beta, 700 / shifts.beta)))
     note = f"implied probability sigmoid({shifts.beta:g} m~)"
     return [
@@ -55,21 +56,23 @@ def preference_rows(shifts: Shifts) -> list[Row]:
     ]
 
 
-def _mean_row(name: str, values: np.ndarray, note: str | None = None) -> Row:
+def _mean_row(name: str, values: np.ndarray, note: str | None = None) -> MetricRow:
     interval = bootstrap(len(values), lambda draws: values[draws].mean(axis=1))
     stderr = float(values.std(ddof=1) / math.sqrt(len(values)))
     return _filled(name, float(values.mean()), stderr, len(values), interval, note)
 
 
-def _row(name: str, values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], note: str | None = None) -> Row:
+def _row(
+    name: str, values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], note: str | None = None
+) -> MetricRow:
     """A metric that is no mean: its standard error is the bootstrap's."""
     interval = bootstrap(len(values), statistic)
     value = float(statistic(np.arange(len(values))[None])[0])
     return _filled(name, value, interval.stderr, len(values), interval, note)
 
 
-def _filled(name: str, value: float, stderr: float, n: int, interval: Interval, note: str | None) -> Row:
-    return Row(BENCHMARK, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
+def _filled(name: str, value: float, stderr: float, n: int, interval: Interval, note: str | None) -> MetricRow:
+    return MetricRow(PREFERENCE, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
 
 
 def _calibration_error(probability: np.ndarray) -> np.ndarray:
@@ -87,11 +90,11 @@ def _calibration_error(probability: np.ndarray) -> np.ndarray:
     return error / probability.shape[1]
 
 
-def _length_row(margin: np.ndarray, longer: np.ndarray) -> Row:
+def _length_row(margin: np.ndarray, longer: np.ndarray) -> MetricRow:
     """Correlation of the margin with how many tokens longer the chosen answer is."""
     if longer.std() == 0 or margin.std() == 0:
         reason = "all length differences are equal" if longer.std() == 0 else "all margins are equal"
-        return Row(BENCHMARK, "length_correlation", None, None, len(margin), UNDEFINED, reason)
+        return MetricRow(PREFERENCE, "length_correlation", None, None, len(margin), State.UNDEFINED, reason)
     return _row("length_correlation", margin, lambda draws: _correlation(margin[draws], longer[draws]))
 
 

@@ -5,20 +5,27 @@ STORE/runs/RUN_ID/evaluation.json all rows of a run, and which keys they came fr
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig, run_id
-from rcray.config.evaluation import Benchmark, EvaluationConfig
+from rcray.config.benchmarks import PREFERENCE, Benchmark
+from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
 from rcray.evaluate.keys import benchmark_key, preference_key
-from rcray.evaluate.preference import BENCHMARK as PREFERENCE
 from rcray.evaluate.preference import Shifts, preference_rows
-from rcray.evaluate.rows import DEGENERATE, Row, contents
-from rcray.files import recover_json, write_json
 from rcray.models.chain import read_chain
+from rcray.records.evaluation import (
+    Measured,
+    MetricRow,
+    recover_evaluation,
+    recover_measured,
+    write_evaluation,
+    write_measured,
+)
+from rcray.records.states import State
 from rcray.store import RunDir, Store
 
 
@@ -36,7 +43,7 @@ class Outcome:
     """What one evaluation did."""
 
     run_id: str
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[MetricRow, ...]
     measured: tuple[str, ...]  # names measured now; the others were there already
     loads: int  # times the trained model was read
     started: float
@@ -70,7 +77,7 @@ class EvaluationStage:
         run = store.run(run_id(config))
         if not run.evaluation.is_file():
             return False
-        have = _recorded(run).get("keys", {})
+        have = recover_evaluation(run.evaluation).keys
         try:
             wanted = wanted_measurements(config, run, self.settings)
         except ModelError:  # an incomplete chain: measuring names the missing piece
@@ -81,8 +88,8 @@ class EvaluationStage:
 def wanted_measurements(config: RunConfig, run: RunDir, settings: EvaluationConfig) -> list[Measurement]:
     """What the settings ask of a run, with the key of each. Raises ModelError for an incomplete adapter chain."""
     weights = read_chain(run.final)["key"]
-    found = [Measurement(PREFERENCE, preference_key(config, weights))] if settings.preference else []
-    return found + [
+    wanted = [Measurement(PREFERENCE, preference_key(config, weights))] if settings.preference else []
+    return wanted + [
         Measurement(benchmark.name, benchmark_key(benchmark, settings, weights), benchmark)
         for benchmark in settings.resolved()
     ]
@@ -99,33 +106,32 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
     started = time.time()
     run = store.run(run_id(config))
     wanted = wanted_measurements(config, run, settings)
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, Sequence[MetricRow]] = {}
     fault: str | None = None
     for measurement in wanted:
-        known = recover_json(_cached(store, measurement.key), {}, "measured again")
-        if known:
-            rows[measurement.name] = known["rows"]
-            fault = fault or known["fault"]
+        if known := recover_measured(_cached(store, measurement.key)):
+            rows[measurement.name] = known.rows
+            fault = fault or known.fault
     todo = [measurement for measurement in wanted if measurement.name not in rows]
     subject = Subject(config, store, settings)
     errors: list[RcrayError] = []
     for measurement in todo:
         begun = time.time()
         try:
-            rows[measurement.name] = contents(subject.measure(measurement.benchmark))
+            measured = tuple(subject.measure(measurement.benchmark))
         except (ConfigError, DataError) as error:  # of this benchmark; the model and the others are sound
             errors.append(error)
             continue
+        rows[measurement.name] = measured
         fault = subject.fault or fault
-        entry = {"name": measurement.name, "rows": rows[measurement.name], "fault": fault}
-        write_json(_cached(store, measurement.key), {**entry, "seconds": time.time() - begun})
-    done = [measurement for measurement in wanted if measurement.name in rows]
-    every = _write(run, done, rows)
+        entry = Measured(measurement.name, measured, fault, time.time() - begun)
+        write_measured(_cached(store, measurement.key), entry)
+    every = _keep(run, {m.name: m.key for m in wanted if m.name in rows}, rows)
     if errors:
         raise errors[0]
     return Outcome(
         run.run_id,
-        tuple(every),
+        every,
         tuple(measurement.name for measurement in todo),
         subject.loads,
         started,
@@ -138,25 +144,18 @@ def _cached(store: Store, key: str) -> Path:
     return store.cache / "evaluation" / f"{key}.json"
 
 
-def _recorded(run: RunDir) -> dict[str, Any]:
-    return recover_json(run.evaluation, {}, "the run is evaluated again")  # type: ignore[no-any-return]
-
-
-def add_rows(run: RunDir, name: str, key: str, rows: Sequence[Row]) -> None:
+def add_rows(run: RunDir, name: str, key: str, rows: Sequence[MetricRow]) -> None:
     """Puts rows measured elsewhere into a run's file, in place of earlier ones of the same name."""
-    _write(run, [Measurement(name, key)], {name: contents(rows)})
+    _keep(run, {name: key}, {name: rows})
 
 
-def _write(run: RunDir, wanted: Sequence[Measurement], rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The run's own file: what was measured now, and what other settings had measured before."""
-    kept = _recorded(run)
-    others = [row for row in kept.get("rows", ()) if row["benchmark"] not in rows]
-    every = [*(row for measurement in wanted for row in rows[measurement.name]), *others]
-    keys = {**kept.get("keys", {}), **{measurement.name: measurement.key for measurement in wanted}}
-    content = {**kept, "rows": every, "keys": keys}
-    if content != kept:
-        write_json(run.evaluation, content)
-    return every
+def _keep(run: RunDir, keys: Mapping[str, str], rows: Mapping[str, Sequence[MetricRow]]) -> tuple[MetricRow, ...]:
+    """Writes the run's own file: what was measured now, and what other settings had measured before."""
+    before = recover_evaluation(run.evaluation)
+    after = before.updated(keys, rows)
+    if after != before:
+        write_evaluation(run.evaluation, after)
+    return after.rows
 
 
 class Subject:
@@ -170,17 +169,17 @@ class Subject:
         self._model: Any = None
         self._harness: Any = None
 
-    def measure(self, benchmark: Benchmark | None) -> list[Row]:
+    def measure(self, benchmark: Benchmark | None) -> list[MetricRow]:
         """Rows of held-out preference (None) or of one benchmark."""
         if benchmark is None:
             rows = preference_rows(self._shifts())
-            self.fault = next((row.reason for row in rows if row.status == DEGENERATE), None)
+            self.fault = next((row.reason for row in rows if row.status is State.DEGENERATE), None)
             return rows
         from rcray.evaluate.harness import run_benchmark
 
         harness = self._open()
         if self.fault is not None:
-            return [Row(benchmark.name, benchmark.metric or "score", None, None, 0, DEGENERATE, self.fault)]
+            return [MetricRow(benchmark.name, benchmark.metric or "score", status=State.DEGENERATE, reason=self.fault)]
         return run_benchmark(benchmark, harness, self.settings)
 
     def _open(self) -> Any:

@@ -17,7 +17,8 @@ from typing import Any
 from filelock import FileLock
 
 from rcray.config import content_key
-from rcray.config.model import TINY_NAMES, ModelConfig
+from rcray.config.model import ModelConfig
+from rcray.config.models import embedded_models
 from rcray.errors import ModelError
 from rcray.files import publish_directory, write_atomic
 from rcray.store import is_plain_name
@@ -66,7 +67,7 @@ class Origin:
 
 def locate(config: ModelConfig, cache: Path) -> Origin:
     """Finds (builds, fetches) base weights and SFT adapter; refuses what cannot be a base or an adapter."""
-    if config.origin in TINY_NAMES:
+    if config.origin in embedded_models():
         from rcray.models.tiny import tiny_model_dir
 
         base = tiny_model_dir(config.origin, cache)
@@ -124,7 +125,7 @@ def cannot_load(config: ModelConfig, reason: str) -> ModelError:
     """The refusal of base weights."""
     return ModelError(
         f"model.name: cannot load {config.origin!r}: {reason}",
-        fix=f"give an embedded model ({', '.join(TINY_NAMES)}), a local directory with safetensors weights, "
+        fix=f"give an embedded model ({', '.join(embedded_models())}), a local directory with safetensors weights, "
         "or a hub id that is reachable or cached",
     )
 

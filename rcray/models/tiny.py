@@ -6,7 +6,6 @@ other model directory, so the whole pipeline runs without a hub.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from filelock import FileLock
 
 from rcray.config import content_key
-from rcray.config.model import TINY_NAMES
+from rcray.config.models import MODELS, Embedded
 from rcray.data import synthetic
 from rcray.data.encode import render
 from rcray.files import broken_seal, publish_directory, seal
@@ -47,10 +46,7 @@ class Recipe:
     version: int = 1  # raised when the code below changes what it builds
 
 
-TINY_MODELS = {name: Recipe(name, version=2 if name == "tiny-qwen2" else 1) for name in TINY_NAMES}
-
-#: transformers gives every Qwen2 model a Qwen2 tokenizer, which brings this token: it must have a row.
-_OF_THE_FAMILY = {"tiny-qwen2": ["<|endoftext|>"]}
+TINY_MODELS = {name: Recipe(name, version=model.embedded.version) for name, model in MODELS.items() if model.embedded}
 
 
 def tiny_model_dir(name: str, cache: Path) -> Path:
@@ -92,10 +88,7 @@ def _train_tokenizer(recipe: Recipe) -> Any:
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
-        special_tokens=[
-            *(PAD, END, "<|system|>", "<|user|>", "<|assistant|>"),
-            *_OF_THE_FAMILY.get(recipe.architecture, ()),
-        ],
+        special_tokens=[PAD, END, "<|system|>", "<|user|>", "<|assistant|>", *_declared(recipe).special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -111,30 +104,30 @@ def _train_tokenizer(recipe: Recipe) -> Any:
 
 
 def _new_model(recipe: Recipe, tokenizer: Any) -> Any:
-    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    shared = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": recipe.hidden_size,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.heads,
-        "intermediate_size": 4 * recipe.hidden_size,
-        "max_position_embeddings": recipe.context,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": False,
-    }
-    build: dict[str, Callable[[], Any]] = {
-        "tiny-neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**shared)),
-        "tiny-mistral": lambda: transformers.MistralForCausalLM(
-            transformers.MistralConfig(**shared, num_key_value_heads=recipe.heads // 2, sliding_window=None)
-        ),
-        "tiny-qwen2": lambda: transformers.Qwen2ForCausalLM(
-            transformers.Qwen2Config(**shared, num_key_value_heads=recipe.heads // 2)
-        ),
-    }
-    return build[recipe.architecture]()
+    declared = _declared(recipe)
+    config = AutoConfig.for_model(
+        declared.model_type,
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        intermediate_size=4 * recipe.hidden_size,
+        max_position_embeddings=recipe.context,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+        **declared.settings,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _declared(recipe: Recipe) -> Embedded:
+    declared = MODELS[recipe.architecture].embedded
+    assert declared is not None
+    return declared
 
 
 def _warm_up(model: Any, tokenizer: Any, recipe: Recipe) -> None:

@@ -1,15 +1,14 @@
 """What a cell will take, before anything runs: tokens, arithmetic, hours, memory. Pure, and no torch.
 
-Estimates, for ordering cells and for deciding what to rent. Every assumption stands in this file, and `rcray plan`
-prints those that matter.
+Estimates, for ordering cells and for deciding what to rent. Every assumption stands in this file or, for pairs and
+tokens, with its data source, and `rcray plan` prints those that matter.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rcray.config import RunConfig
-from rcray.config.data import source_kind
-from rcray.config.shape import Shape, shape_of
+from rcray.config.datasets import source_of
+from rcray.config.shape import Shape
 
 GIB = 2**30
 
@@ -24,25 +23,7 @@ class Accelerator:
     memory: float = 48e9
 
 
-@dataclass(frozen=True)
-class DataSize:
-    """Pairs of a source's training rows, and tokens of a prompt with one answer."""
-
-    pairs: int | None
-    tokens: float
-
-
 GPU = Accelerator()
-#: Row counts are those of the published splits. Token means of real data are assumptions: with them and the GPU above
-#: the two QLoRA models come out within 25% of the paper's runtime table. The synthetic mean is measured.
-DATA_SIZES: Mapping[str, DataSize] = {
-    "synthetic": DataSize(None, 21.0),
-    "ultrafeedback": DataSize(61_135, 450.0),
-    "hh/helpful-base": DataSize(43_835, 200.0),
-    "hh/harmless-base": DataSize(42_537, 200.0),
-    "hh/merged": DataSize(86_372, 200.0),
-}
-UNKNOWN_DATA = DataSize(None, 450.0)
 CPU_FLOPS = 2e10  # of one core, small matrices
 CPU_SECONDS_PER_MICRO_BATCH = 0.015  # what a micro-batch costs on a CPU however small the model is
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -72,19 +53,13 @@ class Cost:
 
 def training_pairs(config: RunConfig) -> int | None:
     """Pairs of one epoch, where the settings or the source tell."""
-    return config.data.train_pairs or _data_size(config).pairs
-
-
-def _data_size(config: RunConfig) -> DataSize:
-    kind = source_kind(config.data.name)
-    name = f"hh/{config.data.subset}" if kind == "hh" else kind
-    return DATA_SIZES.get(name, UNKNOWN_DATA)
+    return config.data.train_pairs or source_of(config.data.name).pairs_of(config.data.subset)
 
 
 def estimate(config: RunConfig) -> Cost:
     """What a cell takes, from its model's shape and its data's size."""
-    shape, pairs = shape_of(config.model), training_pairs(config)
-    per_sequence = min(_data_size(config).tokens, config.data.max_length)
+    shape, pairs = config.model.shape, training_pairs(config)
+    per_sequence = min(source_of(config.data.name).tokens, config.data.max_length)
     tokens = None if pairs is None else 2 * pairs * per_sequence * config.train.epochs
     flops = None if shape is None or tokens is None else tokens * flops_per_token(config, shape)
     hours = None if flops is None or pairs is None else _hours(config, flops, pairs)
@@ -133,14 +108,10 @@ def train_memory(config: RunConfig, shape: Shape) -> float:
         weights += frozen  # the frozen reference stays in memory
     gradients, moments = trained * trained_width, 2 * trained * trained_width
     rows = 2 * config.train.micro_batch_size // max(1, execution.workers)  # both answers are held until the backward
-    longest = min(config.data.max_length, _longest(config))
+    longest = min(config.data.max_length, source_of(config.data.name).longest or config.data.max_length)
     activations = rows * longest * shape.layers * shape.hidden * ACTIVATION_VALUES * width
     context = GPU_CONTEXT_BYTES if execution.gpus_per_worker else 0
     return float(weights + gradients + moments + activations + context)
-
-
-def _longest(config: RunConfig) -> int:
-    return 32 if config.data.name == "synthetic" else config.data.max_length
 
 
 def _host_bytes(config: RunConfig, shape: Shape | None, train_bytes: float | None) -> float:

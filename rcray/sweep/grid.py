@@ -26,6 +26,17 @@ class Cell:
         extra = [f"{path.rpartition('.')[2]}={value}" for path, value in self.varied if path not in shown]
         return " · ".join([self.config.label, *extra])
 
+    def content(self) -> dict[str, Any]:
+        """As JSON, for pipes and files."""
+        varied = [[path, value] for path, value in self.varied]
+        return {"run_id": self.run_id, "varied": varied, "config": self.config.model_dump(mode="json")}
+
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any]) -> "Cell":
+        """The cell of its JSON; ValueError where this version does not understand its settings."""
+        varied = tuple((path, value) for path, value in content["varied"])
+        return cls(content["run_id"], RunConfig.model_validate(content["config"]), varied)
+
 
 def expand(
     experiment: Experiment,
@@ -43,7 +54,7 @@ def expand(
     axes = list(experiment.grid)
     rules = [_nested({}, rule) for rule in experiment.exclude]
     used: set[int] = set()
-    found: dict[str, Cell] = {}
+    cells: dict[str, Cell] = {}
     for explicit, point in itertools.product(experiment.cells or [{}], points):
         for values in itertools.product(*experiment.grid.values()):
             chosen = {**explicit, **point, **dict(zip(axes, values, strict=True))}
@@ -57,16 +68,16 @@ def expand(
             config = build_run(experiment.run, settings, f"{experiment.name} [{named}]" if named else experiment.name)
             key = run_id(config)
             varied = tuple((path, value) for path, value in chosen.items() if path not in overrides)
-            found.setdefault(key, Cell(key, config, varied))
+            cells.setdefault(key, Cell(key, config, varied))
     for i, rule in enumerate(experiment.exclude):
         if i not in used:
             raise ConfigError(
                 f"{experiment.name}: exclude.{i}: {rule} matches no cell",
                 fix="it reads what `run`, `cells` and `grid` say, not defaults: correct it or delete it",
             )
-    if not found:
+    if not cells:
         raise ConfigError(f"{experiment.name}: `exclude` leaves no cell", fix="loosen it")
-    return list(found.values())
+    return list(cells.values())
 
 
 def _nested(settings: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:

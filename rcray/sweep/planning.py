@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import Experiment
-from rcray.files import read_json
+from rcray.config.datasets import SOURCES
+from rcray.records.states import State
+from rcray.records.status import read_status
 from rcray.store import RunDir
 from rcray.sweep.cost import GPU, Cost, estimate, training_pairs
 from rcray.sweep.grid import Cell
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
+_TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
 ASSUMPTIONS = (
     f"Estimates assume a {GPU.name} ({GPU.flops / 1e12:g} TFLOP/s in 16 bits, {GPU.utilisation:.0%} of it used), "
-    "450 tokens a sequence of UltraFeedback and 200 of HH; rcray/sweep/cost.py has all of them. Evaluation is not "
-    "counted. Memory is one worker's, on its device."
+    f"{_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of them. Evaluation is not counted. "
+    "Memory is one worker's, on its device."
 )
 _WIDE = 110  # columns
 
@@ -25,7 +28,7 @@ class PlannedCell:
     """One unique cell and the experiments it stands in."""
 
     cell: Cell
-    status: str
+    status: State
     cost: Cost
     experiments: list[str] = field(default_factory=list)
 
@@ -41,18 +44,22 @@ class Plan:
     @property
     def done(self) -> int:
         """Cells that need no more work."""
-        return sum(planned.status == "ok" for planned in self.cells.values())
+        return len(self.cells) - len(self._todo)
+
+    @property
+    def _todo(self) -> list[PlannedCell]:
+        return [planned for planned in self.cells.values() if planned.status is not State.OK]
 
     @property
     def gpu_hours(self) -> float:
         """Estimated GPU-hours of what is not done."""
-        return sum(p.cost.gpu_hours or 0.0 for p in self.cells.values() if p.status != "ok")
+        return sum(planned.cost.gpu_hours or 0.0 for planned in self._todo)
 
     @property
     def cpu_hours(self) -> float:
         """Estimated hours of what is not done and needs no GPU."""
-        todo = (p for p in self.cells.values() if p.status != "ok" and not p.cell.config.execution.gpus_per_worker)
-        return sum(p.cost.hours or 0.0 for p in todo)
+        on_cpu = (planned for planned in self._todo if not planned.cell.config.execution.gpus_per_worker)
+        return sum(planned.cost.hours or 0.0 for planned in on_cpu)
 
     @property
     def unknown(self) -> int:
@@ -86,13 +93,13 @@ def make_plan(
     """The union of all files' cells; `nodes` are those of a cluster file, if one is given."""
     cells: dict[str, PlannedCell] = {}
     conflicts = _same_names([(path, experiment.name) for path, experiment, _ in files])
-    for _, experiment, found in files:
-        for cell in found:
+    for _, experiment, expanded in files:
+        for cell in expanded:
             known = cells.get(cell.run_id)
             if known is None:
                 run = RunDir(store / "runs" / cell.run_id)
-                status = read_json(run.status, default={}).get("status", "pending")  # a plan changes nothing
-                known = cells[cell.run_id] = PlannedCell(cell, status, estimate(cell.config))
+                state = read_status(run.status).status  # as it stands: a plan changes nothing
+                known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config))
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text
                 conflicts.append(
@@ -119,17 +126,17 @@ def _same_names(named: Sequence[tuple[Path, str]]) -> list[str]:
 
 
 def _misfits(planned: PlannedCell, nodes: Sequence[NodeKind] | None) -> list[str]:
-    config, found = planned.cell.config, []
+    config, misfits = planned.cell.config, []
     needed = planned.cost.train_bytes or 0.0
     room = GPU.memory * min(1.0, config.execution.gpus_per_worker)
     if config.execution.gpus_per_worker and needed > room:
-        found.append(
+        misfits.append(
             f"{planned.cell.label}: about {needed / 1e9:.0f} GB on a worker, its share of a {GPU.name} has "
             f"{room / 1e9:.0f} GB"
         )
     if nodes is not None and not places(demand(config, with_memory=knows_memory(nodes)), nodes):
-        found.append(f"{planned.cell.label}: needs {demand(config).text}; no node type of the cluster file has room")
-    return found
+        misfits.append(f"{planned.cell.label}: needs {demand(config).text}; no node type of the cluster file has room")
+    return misfits
 
 
 def _steps(cell: Cell) -> int | None:

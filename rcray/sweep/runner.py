@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ from typing import Any
 from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import StoreError
-from rcray.files import storage_fault, write_json
+from rcray.files import storage_fault
+from rcray.records.ledger import Ledger, read_stopped, write_ledger
+from rcray.records.states import UNSUCCESSFUL, State
 from rcray.store import RunDir, Store
 from rcray.sweep.connection import connected
 from rcray.sweep.cost import estimate
 from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
 from rcray.sweep.head import HeadWatch
-from rcray.sweep.ledger import UNSUCCESSFUL, Ledger
+from rcray.sweep.ledger import build_ledger
 from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory, possible_nodes
 from rcray.sweep.preparation import prepare_shared
 from rcray.sweep.search import early_stops, scheduler
@@ -51,19 +53,23 @@ class SweepOptions:
     search: SearchConfig | None = None  # ASHA stops what falls behind; None: every cell is trained to its end
 
 
-def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions) -> Ledger:
-    """Runs every unfinished cell; returns the ledger. A failing cell never stops the others."""
-    stopped = ledger.stopped() if options.search else {}
+def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions) -> Ledger:
+    """Runs every unfinished cell; returns the ledger, as it is kept in the experiment's directory.
+
+    A failing cell never stops the others.
+    """
+    stopped = read_stopped(directory) if options.search else {}
     finished = [cell.run_id for cell in cells if cell.run_id in stopped or _is_complete(store, cell, options)]
     todo = [cell for cell in cells if cell.run_id not in finished]
     running = [cell.run_id for cell in todo]
     stop = threading.Event()
 
-    def refresh(active: Sequence[str]) -> None:
-        ledger.refresh(store, running=active, cached=finished)
-        ledger.save()
+    def refresh(active: Sequence[str]) -> Ledger:
+        ledger = build_ledger(cells, store, stopped=read_stopped(directory), running=active, cached=finished)
+        write_ledger(directory, ledger)
         if options.on_refresh:
             options.on_refresh(ledger)
+        return ledger
 
     def watch() -> None:
         while not stop.wait(_REFRESH_SECONDS):
@@ -72,19 +78,20 @@ def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: Swee
             except OSError as error:  # a full disk: the cells meet it too, and the end of the sweep says it
                 log.debug("ledger not written: %s", error)
 
-    refresh([])
+    ledger = refresh([])
     if not todo:
         return ledger
     watcher = threading.Thread(target=watch, name="ledger", daemon=True)
     watcher.start()
 
     def settle() -> None:
+        nonlocal ledger
         for cell in todo:
             _settle(store.run(cell.run_id))
-        refresh([])
+        ledger = refresh([])
 
     try:
-        _run_on_tune(todo, store, ledger, options, settle)
+        _run_on_tune(todo, store, directory, options, settle)
     finally:
         stop.set()
         watcher.join()
@@ -94,15 +101,15 @@ def run_sweep(cells: Sequence[Cell], store: Store, ledger: Ledger, options: Swee
 
 def _settle(run: RunDir) -> None:
     """A run that Ctrl-C stopped is not running any more; its checkpoint waits for the next command."""
-    status = run.read_status()
-    if status.get("status") == "running":
-        write_json(run.status, {**status, "status": "pending"})
+    record = run.read_status()
+    if record.status is State.RUNNING:
+        run.write_status(replace(record, status=State.PENDING))
 
 
 def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:
     """Finished with all its stages; a degenerate run is an outcome too, and would only become degenerate again."""
     run = store.run(cell.run_id)
-    if run.read_status().get("status") == "degenerate":
+    if run.read_status().status is State.DEGENERATE:
         return True
     return is_whole(run) and all(_is_done(stage, cell.config, store) for stage in options.stages)
 
@@ -114,7 +121,7 @@ def _is_done(stage: Stage, config: RunConfig, store: Store) -> bool:
 
 
 def _run_on_tune(
-    cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions, settle: Callable[[], None]
+    cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions, settle: Callable[[], None]
 ) -> None:
     for name, value in {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is ours
@@ -125,11 +132,11 @@ def _run_on_tune(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what ends a cell, or a full disk, is said by us
     with connected(needs_dashboard=any(cell.config.execution.workers for cell in cells)) as session:
-        session.keep_logs = _tune(cells, store, ledger, options, settle)
+        session.keep_logs = _tune(cells, store, directory, options, settle)
 
 
 def _tune(
-    cells: Sequence[Cell], store: Store, ledger: Ledger, options: SweepOptions, settle: Callable[[], None]
+    cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions, settle: Callable[[], None]
 ) -> bool:
     """Returns whether a cell was lost with its processes."""
     from ray import tune
@@ -153,7 +160,7 @@ def _tune(
         trial = tune.with_parameters(run_trial, store=store, stages=options.stages, scored=asha is not None)
         tuner = tune.Tuner(
             tune.with_resources(trial, partial(trial_resources, with_memory=knows_memory(nodes))),  # type: ignore[arg-type]
-            param_space={"cell": tune.grid_search([_spec(cell) for cell in ordered])},
+            param_space={"cell": tune.grid_search([cell.content() for cell in ordered])},
             tune_config=tune.TuneConfig(
                 max_concurrent_trials=at_once,
                 reuse_actors=asha is None,
@@ -164,7 +171,7 @@ def _tune(
                 storage_path=str(store.root / "ray"),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=PROCESS_RETRIES),
-                callbacks=[early_stops(ledger)] if asha else None,
+                callbacks=[early_stops(directory)] if asha else None,
             ),
         )
         with HeadWatch(lost):
@@ -179,22 +186,22 @@ def _record_lost(results: Any, store: Store) -> bool:
 
     Returns whether there was one: Ray's logs may say why.
     """
-    found = False
+    any_lost = False
     for result in results:
         if reason := (result.metrics or {}).get(STORAGE) or (result.error and storage_fault(result.error)):
             raise store.refusal(reason)
         if result.error is None:
             continue
         run = store.run(result.config["cell"]["run_id"])
-        status = run.read_status()
-        if status.get("status") in UNSUCCESSFUL or is_finished(run):
+        record = run.read_status()
+        if record.status in UNSUCCESSFUL or is_finished(run):
             continue
-        outcome = "oom" if classify(result.error) == "memory" else "failed"
+        state = State.OOM if classify(result.error) == "memory" else State.FAILED
         reason = " ".join(str(result.error).split())[:400]
         text = f"its process was lost {PROCESS_RETRIES + 1} times: {reason}"
-        write_json(run.status, {**status, "status": outcome, "error": text})
-        found = True
-    return found
+        run.write_status(replace(record, run_id=run.run_id, status=state, error=text))
+        any_lost = True
+    return any_lost
 
 
 def check_shared_storage(store: Store) -> None:
@@ -231,16 +238,12 @@ def _sees(path: Path) -> bool:
     return path.exists()
 
 
-def _spec(cell: Cell) -> dict[str, Any]:
-    return {"run_id": cell.run_id, "config": cell.config.model_dump(mode="json")}
-
-
 def trial_resources(params: dict[str, Any], *, with_memory: bool) -> dict[str, float]:
     """What Tune reserves for a trial: all of it, memory too, for a cell in its own process.
 
     A worker group reserves for itself, so its trial holds only a token: a whole CPU for it would starve the group.
     """
-    config = RunConfig.model_validate(params["cell"]["config"])
+    config = Cell.from_content(params["cell"]).config
     if config.execution.workers:
         return {"memory": TRIAL_TOKEN}
     return dict(demand(config, with_memory=with_memory).bundle)

@@ -7,15 +7,15 @@ points. Nothing of a search is kept but its runs and the list of those that were
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rcray.config import Experiment
 from rcray.config.search import SearchConfig
 from rcray.errors import ConfigError
-from rcray.files import read_json
+from rcray.records.ledger import write_stopped
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.ledger import Ledger
 from rcray.sweep.trial import SCORE
 
 
@@ -45,7 +45,7 @@ def scheduler(search: SearchConfig, cells: Sequence[Cell]) -> Any:
     )
 
 
-def early_stops(ledger: Ledger) -> Any:
+def early_stops(directory: Path) -> Any:
     """A Tune callback that writes down which trials the scheduler ended before they were finished."""
     from ray.tune import Callback
 
@@ -55,22 +55,14 @@ def early_stops(ledger: Ledger) -> Any:
             if not last.get("finished"):
                 score = f"{last.get(SCORE, float('nan')):.3g}"
                 reason = f"ASHA stopped it at step {last.get('step')}, held-out margin {score} nats"
-                ledger.stop(trial.config["cell"]["run_id"], reason)
+                write_stopped(directory, trial.config["cell"]["run_id"], reason)
 
     return EarlyStops()
 
 
-def score_of(cell: Cell, store: Store, metric: str) -> float | None:
-    """A finished cell's value of `benchmark/metric`; None where it has none."""
-    benchmark, _, name = metric.partition("/")
-    rows = read_json(store.run(cell.run_id).evaluation, default={}).get("rows", ())
-    found = [row["value"] for row in rows if row["benchmark"] == benchmark and row["metric"] == name]
-    return float(found[0]) if found else None
-
-
 def best_cell(cells: Sequence[Cell], store: Store, metric: str) -> tuple[Cell, float] | None:
     """The cell with the highest score."""
-    scored = [(cell, score) for cell in cells if (score := score_of(cell, store, metric)) is not None]
+    scored = [(cell, score) for cell in cells if (score := store.run(cell.run_id).scores().get(metric)) is not None]
     return max(scored, key=lambda item: item[1], default=None)
 
 
@@ -92,10 +84,10 @@ def choose_with_optuna(
         batch = [cell_at(point) for point in rounded]
         cells |= {cell.run_id: cell for cell in batch}
         outcome = run(list(cells.values()))
-        if "pending" in outcome.ledger.tally():  # interrupted: the same command continues
+        if outcome.ledger.interrupted:  # interrupted: the same command continues
             break
         for trial, cell in zip(asked, batch, strict=True):
-            _tell(study, trial, score_of(cell, store, search.metric))
+            _tell(study, trial, store.run(cell.run_id).scores().get(search.metric))
         done += len(asked)
     return outcome
 

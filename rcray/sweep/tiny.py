@@ -10,17 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rcray.config import Experiment, build_run, run_id
-from rcray.config.model import TINY_NAMES
+from rcray.config.models import MODELS, stand_in
 from rcray.config.schema import RunConfig
 from rcray.sweep.grid import Cell
 
-#: Which embedded model stands for which: the same architecture.
-STAND_INS: Mapping[str, str] = {
-    "pythia-410m": "tiny-neox",
-    "pythia-2.8b": "tiny-neox",
-    "mistral-7b": "tiny-mistral",
-    "qwen2.5-7b": "tiny-qwen2",
-}
 PAIRS, HELD_OUT, BATCH, MICRO_BATCH, PROBE_PAIRS, PROBE_EVERY = 16, 8, 8, 4, 8, 2
 DOCUMENTS = 8  # of each benchmark
 
@@ -42,7 +35,7 @@ def tiny_cells(cells: Sequence[Cell], overrides: Mapping[str, Any]) -> list[Cell
     found: dict[str, Cell] = {}
     for cell in cells:
         config = tiny_config(cell.config, overrides)
-        varied = tuple((path, STAND_INS.get(str(value), value)) for path, value in cell.varied)
+        varied = tuple((path, stand_in(str(value)) if str(value) in MODELS else value) for path, value in cell.varied)
         key = run_id(config)
         found.setdefault(key, Cell(key, config, varied))
     return list(found.values())
@@ -51,10 +44,9 @@ def tiny_cells(cells: Sequence[Cell], overrides: Mapping[str, Any]) -> list[Cell
 def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """One run scaled down."""
     content = config.model_dump(mode="json")
-    lora = content["model"]["lora"]
-    stand_in = config.model.name if config.model.name in TINY_NAMES else STAND_INS.get(config.model.name, "tiny-neox")
+    method, lora = config.model.method.removeprefix("q"), content["model"]["lora"]
     micro_batch = min(MICRO_BATCH, config.train.micro_batch_size)
-    content["model"] = {"name": stand_in, "method": config.model.method.removeprefix("q"), "lora": lora}
+    content["model"] = {"name": stand_in(config.model.name), "method": method, "lora": lora}
     content["data"] = {
         "name": "synthetic",
         "difficulty": config.data.difficulty,

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from rcray.config import RunConfig
-from rcray.files import storage_fault, write_atomic, write_json
+from rcray.files import storage_fault, write_atomic
+from rcray.records.states import UNSUCCESSFUL, State
+from rcray.records.status import Adjustment, RunStatus, write_adjustment
 from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.sweep.faults import classify
-from rcray.sweep.ledger import UNSUCCESSFUL
+from rcray.sweep.grid import Cell
 from rcray.train.launch import launch
 
 #: A stage after training, in the cell's own process: `stage(config, store)`.
@@ -36,12 +38,12 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
     """
     from ray import tune
 
-    config = RunConfig.model_validate(params["cell"]["config"])
-    run = store.run(params["cell"]["run_id"])
+    cell = Cell.from_content(params["cell"])
+    run = store.run(cell.run_id)
     try:
-        if train_cell(config, run, store, scored)["status"] == "ok":
+        if train_cell(cell.config, run, store, scored).status is State.OK:
             for stage in stages:
-                stage(config, store)
+                stage(cell.config, store)
     except Exception as error:
         if reason := storage_fault(error):  # nothing can be written down there, and another try would meet the same
             tune.report({"finished": True, STORAGE: reason})
@@ -55,21 +57,21 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
     tune.report({"finished": True})
 
 
-def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = False) -> dict[str, Any]:
+def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = False) -> RunStatus:
     """Trains to an outcome and returns the status; raises what is no outcome of the run."""
-    adjusted = run.adjusted.exists()
-    if adjusted:
-        config = with_micro_batch(config, run.read_adjusted()["used"])
-    status = _attempt(config, run, store, scored)
-    smaller = None if adjusted else smaller_micro_batch(config)
-    if status["status"] != "oom" or smaller is None:
-        return status
-    write_json(run.adjusted, adjustment(config, smaller))
+    used = run.read_adjusted().used
+    if used:
+        config = with_micro_batch(config, used)
+    record = _attempt(config, run, store, scored)
+    smaller = None if used else smaller_micro_batch(config)
+    if record.status is not State.OOM or smaller is None:
+        return record
+    write_adjustment(run.adjusted, adjustment(config, smaller))
     _free_memory()
     return _attempt(with_micro_batch(config, smaller), run, store, scored)
 
 
-def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> dict[str, Any]:
+def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> RunStatus:
     before = run.read_status()
     callbacks = None
     if config.execution.workers:
@@ -80,10 +82,10 @@ def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> dict
     try:
         return launch(config, store, key=run.run_id, on_step=on_step, callbacks=callbacks)
     except Exception:
-        status = run.read_status()
-        if status.get("status") in UNSUCCESSFUL and status.get("attempt") != before.get("attempt"):
+        record = run.read_status()
+        if record.status in UNSUCCESSFUL and record.attempt != before.attempt:
             write_atomic(run.path / "error.log", redact(traceback.format_exc()))
-            return status  # the loop has already said what it was
+            return record  # the loop has already said what it was
         raise
 
 
@@ -126,13 +128,13 @@ def with_micro_batch(config: RunConfig, size: int) -> RunConfig:
     return config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_size": size})})
 
 
-def adjustment(config: RunConfig, used: int) -> dict[str, Any]:
+def adjustment(config: RunConfig, used: int) -> Adjustment:
     """What is written down about a run in smaller portions than asked for."""
     asked = config.train.micro_batch_size
     note = f"micro-batch {asked} -> {used} after running out of memory"
     if config.calibration.granularity == "microbatch":
         note += "; statistics per micro-batch are over smaller windows than asked for"
-    return {"field": "train.micro_batch_size", "asked": asked, "used": used, "note": note, "time": time.time()}
+    return Adjustment("train.micro_batch_size", asked, used, note, time.time())
 
 
 def _free_memory() -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rcray.config import RunConfig
 from rcray.errors import RcrayError
 from rcray.files import recover_json, write_atomic, write_json
 from rcray.secrets import redact
@@ -86,8 +85,7 @@ class Book:
         with self._edit() as content:
             known = {entry["run_id"]: entry for entry in content.get("cells", [])}
             for cell in cells:
-                config = cell.config.model_dump(mode="json")
-                known[cell.run_id] = {"run_id": cell.run_id, "varied": [list(v) for v in cell.varied], "config": config}
+                known[cell.run_id] = cell.content()
             content |= {"title": title, "cells": list(known.values())}
             if uri is not None:
                 content["uri"] = redact(uri)
@@ -104,15 +102,13 @@ class Book:
 
     def cells(self) -> list[Cell]:
         """Every cell that was ever entered, as far as this version understands its settings."""
-        found = []
+        cells = []
         for entry in self._read().get("cells", []):
             try:
-                config = RunConfig.model_validate(entry["config"])
+                cells.append(Cell.from_content(entry))
             except ValueError:
                 log.warning("%s: run %s was tracked by another version; left alone", self.name, entry["run_id"])
-                continue
-            found.append(Cell(entry["run_id"], config, tuple((path, value) for path, value in entry["varied"])))
-        return found
+        return cells
 
     def server(self, uri: str) -> Server:
         """The ids at a tracker; empty ones for a tracker that never saw the experiment."""

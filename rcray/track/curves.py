@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rcray.records import METRICS
+from rcray.records.columns import METRICS
 from rcray.store import RunDir
 from rcray.track.tracker import POINTS_PER_CALL, Point
 from rcray.train.dynamics import read_dynamics

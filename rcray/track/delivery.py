@@ -19,7 +19,8 @@ from filelock import FileLock, Timeout
 from pyarrow import ArrowException
 
 from rcray.errors import RcrayError
-from rcray.files import read_json
+from rcray.records.evaluation import MetricRow
+from rcray.records.states import ENDED, State
 from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
@@ -28,11 +29,11 @@ from rcray.track.book import Book, Server, store_id
 from rcray.track.curves import DELIVERED, Cursor, batches, cursor_at
 from rcray.track.describe import PARENT, STATES, allowed_name, clean_tags, params_of, tags_of
 from rcray.track.provenance import environment, provenance, record_environment, recorded_tags
-from rcray.track.tracker import Point, State, TrackedRun, Tracker, TrackerUnavailableError
+from rcray.track.tracker import Point, TrackedRun, Tracker, TrackerUnavailableError
+from rcray.track.tracker import State as TrackerState
 
 log = logging.getLogger(__name__)
 
-ENDED = ("ok", "failed", "oom", "degenerate")
 _MARKS = "rcray.delivered"  # a tag: what of a run's files the tracker has
 
 #: Draws a cell's own figure: suffix -> content. The layer above provides it.
@@ -219,47 +220,47 @@ class Delivery:
     def _deliver(self, cell: Cell, final: bool, stop: Callable[[], bool]) -> None:
         directory = self.store.run(cell.run_id)
         status = directory.read_status()
-        word = self._word(directory, str(status.get("status", "pending")))
+        word = self._word(directory, status.status)
         tracked = self._run(cell)
-        if status and cell.run_id in self.plan.started_here:
+        if directory.status.exists() and cell.run_id in self.plan.started_here:
             self._environment = self._environment or environment()
             record_environment(directory, self._environment)
         if cell.run_id not in self._cursors:
             self._cursors[cell.run_id] = cursor_at(directory, int(tracked.newest.get(DELIVERED, 0)))
-        upto = int(status.get("step") or 0)
+        upto = status.step
         for batch in batches(directory, self._cursors[cell.run_id], upto, tracked.started):
             self.tracker.log_points(tracked.id, batch.points)
             self._cursors[cell.run_id] = batch.after
             self.sent.points += len(batch.points)
             if stop():
                 return
-        error = redact(str(status.get("error") or "")) if word in ENDED else ""
+        error = redact(status.error) if word in ENDED else ""
         told = {"rcray.status": word, **recorded_tags(directory)}
         if error or "rcray.error" in tracked.tags:
             told["rcray.error"] = error
         if word in ENDED and (
-            final or word != "ok" or not self.plan.awaits_evaluation or directory.evaluation.exists()
+            final or word is not State.OK or not self.plan.awaits_evaluation or directory.evaluation.exists()
         ):
             self._close(cell, directory, word)
         self._set_tags(cell, clean_tags(told))
         state = STATES[word]
-        if word == "pending" and upto and not self.plan.live:
+        if word is State.PENDING and upto and not self.plan.live:
             state = "KILLED"
         self._set_state(cell, state, directory)
 
-    def _word(self, run: RunDir, word: str) -> str:
+    def _word(self, run: RunDir, word: State) -> State:
         """A run that says `running` with nobody at it was interrupted."""
         if word not in STATES:
-            return "pending"
-        if word != "running" or self.plan.live:
+            return State.PENDING
+        if word is not State.RUNNING or self.plan.live:
             return word
         try:
             with FileLock(run.path / ".lock", timeout=0):
-                return "pending"
+                return State.PENDING
         except Timeout:
             return word
 
-    def _set_state(self, cell: Cell, state: State, run: RunDir) -> None:
+    def _set_state(self, cell: Cell, state: TrackerState, run: RunDir) -> None:
         tracked = self._runs[cell.run_id]
         if tracked.state != state:
             self.tracker.set_state(tracked.id, state, _modified(run.status))
@@ -274,9 +275,9 @@ class Delivery:
         if not changed:
             return
         if artifacts.BENCHMARKS in changed:
-            rows = read_json(run.evaluation, default={}).get("rows", [])
+            rows = run.read_evaluation().rows
             self._send_scores(cell, rows, _modified(run.evaluation) or _now())
-            self.tracker.log_table(tracked.id, artifacts.BENCHMARKS, [_table_row(row) for row in rows])
+            self.tracker.log_table(tracked.id, artifacts.BENCHMARKS, [_table_row(row.content()) for row in rows])
         with tempfile.TemporaryDirectory() as folder:
             files = artifacts.build(run, changed, Path(folder), lambda: self._drawn(cell))
             self.tracker.log_files(tracked.id, files)
@@ -290,15 +291,14 @@ class Delivery:
             log.warning("%s: no figure: %s", cell.label, error)
             return {}
 
-    def _send_scores(self, cell: Cell, rows: Sequence[Mapping[str, Any]], at: int) -> None:
+    def _send_scores(self, cell: Cell, rows: Sequence[MetricRow], at: int) -> None:
         """Final metrics as single points; a non-finite one is no score."""
         tracked = self._runs[cell.run_id]
         values: dict[str, float] = {}
         for row in rows:
-            name = f"{row.get('benchmark')}/{row.get('metric')}"
-            for suffix, value in (("", row.get("value")), ("_stderr", row.get("stderr"))):
-                if isinstance(value, int | float) and math.isfinite(value):
-                    values[allowed_name(name + suffix)] = float(value)
+            for suffix, value in (("", row.value), ("_stderr", row.stderr)):
+                if value is not None and math.isfinite(value):
+                    values[allowed_name(row.name + suffix)] = value
         points = [Point(name, v, 0, at) for name, v in values.items() if tracked.newest.get(name) != v]
         if points:
             self.tracker.log_points(tracked.id, points)
@@ -307,7 +307,7 @@ class Delivery:
 
     # -- the parent
 
-    def finish(self, state: State, paths: Sequence[Path], tally: str, patience: float = 5) -> None:
+    def finish(self, state: TrackerState, paths: Sequence[Path], tally: str, patience: float = 5) -> None:
         """Closes the parent run with the ledger, tables, figures and report."""
         if self._parent is None or not self.plan.parent:
             return

@@ -5,21 +5,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from rcray.config import RunConfig
+from rcray.records.states import State
 from rcray.secrets import redact
 from rcray.sweep.grid import Cell
-from rcray.track.tracker import LONGEST_NAME, LONGEST_PARAM, LONGEST_TAG, State
+from rcray.track.tracker import LONGEST_NAME, LONGEST_PARAM, LONGEST_TAG
+from rcray.track.tracker import State as TrackerState
 
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _CUT = " [cut]"
 
 PARENT = "mlflow.parentRunId"
-STATES: dict[str, State] = {
-    "pending": "SCHEDULED",
-    "running": "RUNNING",
-    "ok": "FINISHED",
-    "failed": "FAILED",
-    "oom": "FAILED",
-    "degenerate": "FAILED",
+STATES: dict[State, TrackerState] = {
+    State.PENDING: "SCHEDULED",
+    State.RUNNING: "RUNNING",
+    State.OK: "FINISHED",
+    State.FAILED: "FAILED",
+    State.OOM: "FAILED",
+    State.DEGENERATE: "FAILED",
 }
 
 

@@ -1,7 +1,6 @@
 """Trained models in MLflow, if asked for: with its transformers flavour, and the best cell in the model registry."""
 
 import logging
-import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 
 from rcray.errors import ConfigError
-from rcray.files import read_json
 from rcray.models.chain import CHAIN
 from rcray.store import Store
 from rcray.sweep.grid import Cell
@@ -31,25 +29,17 @@ class Registered:
     cell: Cell
 
 
-def scores(store: Store, cell: Cell) -> dict[str, float]:
-    """The finite metrics of a finished cell, as `benchmark/metric`."""
-    rows = read_json(store.run(cell.run_id).evaluation, default={}).get("rows", [])
-    named = {f"{row['benchmark']}/{row['metric']}": row.get("value") for row in rows}
-    finished = store.run(cell.run_id).read_status().get("status") == "ok"
-    return {name: v for name, v in named.items() if finished and isinstance(v, int | float) and math.isfinite(v)}
-
-
 def best_cell(store: Store, cells: Sequence[Cell], metric: str) -> Cell:
     """The finished cell with the highest value of a metric; the first of equals."""
-    found = {cell.run_id: scores(store, cell) for cell in cells}
-    ranked = [cell for cell in cells if metric in found[cell.run_id]]
+    scores = {cell.run_id: store.run(cell.run_id).scores() for cell in cells}
+    ranked = [cell for cell in cells if metric in scores[cell.run_id]]
     if not ranked:
-        known = sorted({name for values in found.values() for name in values})
+        known = sorted({name for values in scores.values() for name in values})
         raise ConfigError(
             f"--best-by {metric!r}: no finished cell has it (known: {', '.join(known) or 'none'})",
             fix="name one of these, or evaluate the cells first",
         )
-    return max(ranked, key=lambda cell: found[cell.run_id][metric])
+    return max(ranked, key=lambda cell: scores[cell.run_id][metric])
 
 
 def log_model(tracker: MlflowTracker, run: str, cell: Cell, store: Store) -> bool:

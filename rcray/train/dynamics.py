@@ -14,7 +14,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from rcray.files import write_atomic
-from rcray.records import BY_NAME, COLUMNS
+from rcray.records.columns import BY_NAME, COLUMNS
 
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
 SCHEMA = pa.schema([(column.name, _TYPES[column.kind]) for column in COLUMNS])

@@ -11,6 +11,8 @@ import yaml
 
 from rcray.config import RunConfig, run_id
 from rcray.files import write_atomic
+from rcray.records.states import State
+from rcray.records.status import RunStatus
 from rcray.store import RunDir, Store
 from rcray.train.mirror import Mirror
 
@@ -29,7 +31,7 @@ WORKER_RETRIES = 2  # lost workers or nodes; deterministic errors end a run at o
 
 def is_finished(run: RunDir) -> bool:
     """Whether a run has its final model and says so."""
-    return run.read_status().get("status") == "ok" and run.final.is_dir()
+    return run.read_status().status is State.OK and run.final.is_dir()
 
 
 def is_whole(run: RunDir) -> bool:
@@ -38,7 +40,7 @@ def is_whole(run: RunDir) -> bool:
         return False
     from rcray.train.dynamics import sound_until
 
-    if sound_until(run.dynamics) >= int(run.read_status().get("step", 0)):
+    if sound_until(run.dynamics) >= run.read_status().step:
         return True
     log.warning("run %s: its step records are damaged; it is trained again", run.run_id)
     return False
@@ -52,7 +54,7 @@ def launch(
     on_step: Callable[[dict[str, Any]], None] | None = None,
     callbacks: list[Any] | None = None,
     profile: bool = False,
-) -> dict[str, Any]:
+) -> RunStatus:
     """Trains one run, or finds it finished; returns its status. Raises what ended it.
 
     `key` names the run where it is not the config's own: a cell carried out in smaller portions than it asked for.

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
-from rcray.files import publish_directory, storage_fault, write_json
+from rcray.files import publish_directory, storage_fault
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
+from rcray.records.states import UNSUCCESSFUL, State
+from rcray.records.status import RunStatus, Standing, Writer
 from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
@@ -74,12 +76,12 @@ class Job:
         return Mirror(uri, self.run) if uri else None
 
 
-def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
+def worker_loop(settings: dict[str, Any]) -> RunStatus:
     """Trains one run to its end, from its newest checkpoint if it has one."""
     job: Job = settings["job"]
     rank, workers = _place(job)
     before = job.run.read_status()
-    if before.get("attempt") == job.attempt and before.get("status") in ("failed", "oom", "degenerate"):
+    if before.attempt == job.attempt and before.status in UNSUCCESSFUL:
         return before  # Ray retried what cannot succeed
     lock = FileLock(job.run.path / ".lock")
     if rank == 0:
@@ -99,7 +101,7 @@ def worker_loop(settings: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         # A run that lost a peer did nothing wrong: Ray starts the group again. Nor did one whose disk is full.
         if not lost_a_peer(error) and not storage_fault(error):
-            record_failure(job.run, error, **_identity(job))
+            record_failure(job.run, error, job)
             if rank == 0 and job.mirror:
                 job.mirror.push()
         raise
@@ -129,27 +131,24 @@ def lost_a_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "by peer"))
 
 
-def record_failure(run: RunDir, error: BaseException, **identity: Any) -> None:
-    """Writes down why a run ended; the kind of error decides its status. The first record of an attempt stays."""
-    found = run.read_status()
-    if found.get("status") in ("failed", "oom", "degenerate") and found.get("attempt") == identity.get("attempt"):
+def record_failure(run: RunDir, error: BaseException, job: Job | None = None) -> None:
+    """Writes down why a run ended; the kind of error decides its state. The first record of an attempt stays.
+
+    `job` is the attempt it happened in; None for what came after training.
+    """
+    record = run.read_status()
+    if record.status in UNSUCCESSFUL and record.attempt == (job.attempt if job else ""):
         return
-    status = "failed"
+    state = State.FAILED
     if isinstance(error, DegenerateRunError):
-        status = "degenerate"
+        state = State.DEGENERATE
     elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        status = "oom"
+        state = State.OOM
     message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
-    write_json(run.status, {**found, **identity, "status": status, "error": redact(message)})
-
-
-def _identity(job: Job) -> dict[str, Any]:
-    return {
-        "run_id": job.run_id,
-        "label": job.config.label,
-        "fidelity": job.config.fidelity,
-        "attempt": job.attempt,
-    }
+    record = replace(record, run_id=run.run_id, status=state, error=redact(message))
+    if job:
+        record = replace(record, label=job.config.label, fidelity=job.config.fidelity, attempt=job.attempt)
+    run.write_status(record)
 
 
 @dataclass
@@ -169,7 +168,7 @@ class Training:
     profile: StepProfile | None = None
     standing: list[float] = field(default_factory=list)  # accuracy and margin of the last look at the probe
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> RunStatus:
         """The loop itself: probe, step, record, checkpoint."""
         config, schedule, progress = self.job.config, self.schedule, self.progress
         self.state.model.train()
@@ -217,7 +216,7 @@ class Training:
             self.state.calibrator.load_state_dict(self.progress.calibrator)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
-            self._write_status("running")
+            self._write_status(State.RUNNING)
         self._meet()
 
     def _probe(self) -> dict[str, Any]:
@@ -245,13 +244,13 @@ class Training:
                 publish_model(self.loaded, run.best, weights)
             if last:
                 publish_model(self.loaded, run.final, weights)
-                self._write_status("ok")
+                self._write_status(State.OK)
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
             else:
                 keep = execution.keep_checkpoints
                 place, progress = run.checkpoints, self.progress
                 save_checkpoint(place, state.model, state.optimizer, state.scheduler, progress, keep, gathered)
-                self._write_status("running")
+                self._write_status(State.RUNNING)
             if mirror := self.job.mirror:
                 mirror.push()
         self._meet()
@@ -274,24 +273,26 @@ class Training:
         if self.workers > 1:
             dist.barrier()
 
-    def _write_status(self, status: str) -> None:
+    def _write_status(self, state: State) -> None:
         progress = self.progress
-        content = {
-            **_identity(self.job),
-            "status": status,
-            "error": "",
-            "step": progress.step,
-            "total_steps": self.schedule.total_steps,
-            "seconds": round(progress.seconds, 3),
-            "tokens": progress.tokens,
-            "in_band": progress.in_band_steps / progress.step if progress.step else None,
-            "best": dict(zip(("accuracy", "margin"), progress.best, strict=False)) or None,
-            "data": self.data.report.summary(),
-            "data_fingerprint": self.data.fingerprint(),
-            "writer": {"host": platform.node(), "pid": os.getpid()},
-            "updated": time.time(),
-        }
-        write_json(self.job.run.status, content)
+        record = RunStatus(
+            run_id=self.job.run_id,
+            label=self.job.config.label,
+            fidelity=self.job.config.fidelity,
+            attempt=self.job.attempt,
+            status=state,
+            step=progress.step,
+            total_steps=self.schedule.total_steps,
+            seconds=round(progress.seconds, 3),
+            tokens=progress.tokens,
+            in_band=progress.in_band_steps / progress.step if progress.step else None,
+            best=Standing(*progress.best) if progress.best else None,
+            data=self.data.report.summary(),
+            data_fingerprint=self.data.fingerprint(),
+            writer=Writer(platform.node(), os.getpid()),
+            updated=time.time(),
+        )
+        self.job.run.write_status(record)
 
 
 NOT_PROBED = {"probe_z_w": float("nan"), "probe_z_l": float("nan"), "pathway_realised": ""}

@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from rcray.errors import StoreError
 from rcray.files import write_atomic
+from rcray.records.status import parse_status
 from rcray.store import RunDir
 
 log = logging.getLogger(__name__)
@@ -66,8 +67,8 @@ class Mirror:
 
     def _is_ahead(self) -> bool:
         with self.filesystem.open_input_stream(f"{self.root}/status.json") as stream:
-            there = json.loads(stream.read())
-        return float(there.get("updated", 0)) > float(self.run.read_status().get("updated", 0))
+            there = parse_status(json.loads(stream.read()))
+        return there.updated > self.run.read_status().updated
 
     def _remote(self) -> dict[str, int]:
         selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from rcray.config.evaluation import BY_NAME, EvaluationConfig
+from rcray.config.benchmarks import BENCHMARKS
+from rcray.config.evaluation import EvaluationConfig
 from rcray.evaluate import harness
 from rcray.evaluate.backends import open_transformers
 from rcray.evaluate.degenerate import LEAST_ANSWERS, benchmark_fault, inspect_answers, model_fault
@@ -46,7 +47,7 @@ def ask(model, tiny, benchmark):
 def test_sound_models_are_not_caught(tiny, task):
     for model in (tiny.model, random_model(tiny.tokenizer), random_model(tiny.tokenizer, seed=5)):
         assert model_fault(model, tiny.tokenizer) is None
-        (row,) = ask(model, tiny, BY_NAME[task])
+        (row,) = ask(model, tiny, BENCHMARKS[task])
         assert row.status == "ok" and row.value is not None and row.reason is None
 
 
@@ -59,7 +60,7 @@ def test_a_nan_model_is_caught_from_its_logits(tiny):
 
 
 def test_a_nan_model_is_caught_from_its_answers(tiny):
-    (row,) = ask(nan_model(tiny), tiny, BY_NAME["rcray_choice"])
+    (row,) = ask(nan_model(tiny), tiny, BENCHMARKS["rcray_choice"])
     assert (row.status, row.value, row.stderr) == ("degenerate", None, None)
     assert "non-finite log-likelihoods in 48 of 48" in row.reason
     assert row.observed is not None, "what a table would have shown"
@@ -70,7 +71,7 @@ def test_a_constant_model_is_caught_from_its_logits(tiny):
 
 
 def test_a_constant_model_is_caught_from_its_words(tiny):
-    (row,) = ask(constant_model(tiny), tiny, BY_NAME["rcray_cloze"])
+    (row,) = ask(constant_model(tiny), tiny, BENCHMARKS["rcray_cloze"])
     assert (row.status, row.value) == ("degenerate", None)
     assert row.reason.startswith("all 48 generations are 'bork")
 
@@ -79,7 +80,7 @@ def test_silence_is_caught(tiny):
     model = constant_model(tiny, "<|end|>")
     with torch.no_grad():
         model.get_output_embeddings().weight[tiny.tokenizer.eos_token_id] = 5.0
-    (row,) = ask(model, tiny, BY_NAME["rcray_cloze"])
+    (row,) = ask(model, tiny, BENCHMARKS["rcray_cloze"])
     assert (row.status, row.reason) == ("degenerate", "48 of 48 generations are empty")
 
 

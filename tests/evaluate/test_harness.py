@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rcray.config.evaluation import BY_NAME, EMBEDDED, PUBLISHED, Benchmark, EvaluationConfig
+from rcray.config.benchmarks import BENCHMARKS, Benchmark, suite
+from rcray.config.evaluation import EvaluationConfig
 from rcray.data import synthetic
 from rcray.errors import ConfigError, DataError, ModelError
 from rcray.evaluate import embedded, harness
@@ -68,7 +69,7 @@ def test_documents_are_not_training_pairs():
     assert len(set(asked)) == len(asked) and not trained & set(asked)
 
 
-@pytest.mark.parametrize("benchmark", EMBEDDED, ids=lambda benchmark: benchmark.name)
+@pytest.mark.parametrize("benchmark", suite("embedded"), ids=lambda benchmark: benchmark.name)
 def test_embedded_rows_are_simple_evaluates_to_the_digit(lm, benchmark):
     (row,) = harness.run_benchmark(benchmark, lm, SETTINGS)
     theirs = simple_evaluate(lm, embedded.task_config(benchmark.task), apply_chat_template=True)
@@ -85,10 +86,10 @@ def test_embedded_rows_are_simple_evaluates_to_the_digit(lm, benchmark):
 
 
 def test_a_number_does_not_depend_on_what_was_asked_before(lm):
-    cloze = BY_NAME["rcray_cloze"]  # drawn at temperature 1
+    cloze = BENCHMARKS["rcray_cloze"]  # drawn at temperature 1
     settings = EvaluationConfig(limit=64)
     (alone,) = harness.run_benchmark(cloze, lm, settings)
-    harness.run_benchmark(BY_NAME["rcray_choice"], lm, EvaluationConfig(limit=8))
+    harness.run_benchmark(BENCHMARKS["rcray_choice"], lm, EvaluationConfig(limit=8))
     torch.manual_seed(7)
     assert harness.run_benchmark(cloze, lm, settings) == [alone]
 
@@ -97,12 +98,12 @@ def test_random_generators_are_left_as_they_were(lm):
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
     expected = torch.rand(1).item(), np.random.rand(), random.random()
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
-    harness.run_benchmark(BY_NAME["rcray_cloze"], lm, EvaluationConfig(limit=8))
+    harness.run_benchmark(BENCHMARKS["rcray_cloze"], lm, EvaluationConfig(limit=8))
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
 
 
 def test_limit_is_recorded(lm):
-    (row,) = harness.run_benchmark(BY_NAME["rcray_choice"], lm, EvaluationConfig(limit=12))
+    (row,) = harness.run_benchmark(BENCHMARKS["rcray_choice"], lm, EvaluationConfig(limit=12))
     assert (row.n, row.limit) == (12, 12)
 
 
@@ -110,7 +111,7 @@ def test_limit_is_recorded(lm):
 
 
 def test_the_published_suite_is_the_papers():
-    table = {b.name: (b.task, b.shots, b.metric, b.filter, b.aggregate, b.chat_template) for b in PUBLISHED}
+    table = {b.name: (b.task, b.shots, b.metric, b.filter, b.aggregate, b.chat_template) for b in suite("published")}
     assert table == {
         "mmlu_pro": ("leaderboard_mmlu_pro", 5, "acc", "none", "single", False),
         "bbh": ("leaderboard_bbh", 3, "acc_norm", "none", "unweighted", False),
@@ -131,7 +132,7 @@ def untrained(tiny):
 def test_unmodified_tasks_from_a_data_directory(untrained, tmp_path, monkeypatch, name):
     standin.write_arc(tmp_path)
     standin.write_musr(tmp_path)
-    benchmark = BY_NAME[name]
+    benchmark = BENCHMARKS[name]
     settings = EvaluationConfig(data_dir=str(tmp_path))
     (row,) = harness.run_benchmark(benchmark, untrained, settings)
     monkeypatch.chdir(tmp_path)
@@ -148,10 +149,10 @@ def test_unmodified_tasks_from_a_data_directory(untrained, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [benchmark.name for benchmark in PUBLISHED])
+@pytest.mark.parametrize("name", [benchmark.name for benchmark in suite("published")])
 def test_every_published_benchmark_runs(untrained, tmp_path, name):
     standin.write_all(tmp_path)
-    benchmark = BY_NAME[name]
+    benchmark = BENCHMARKS[name]
     settings = EvaluationConfig(data_dir=str(tmp_path))
     results = harness.harness_results(benchmark, untrained, settings)
     (row,) = harness.run_benchmark(benchmark, untrained, settings)
@@ -168,10 +169,10 @@ def test_every_published_benchmark_runs(untrained, tmp_path, name):
 
 def test_data_out_of_reach(tmp_path):
     with pytest.raises(DataError) as refused:
-        harness.load_tasks(BY_NAME["musr"], None)
+        harness.load_tasks(BENCHMARKS["musr"], None)
     assert "TAUR-Lab/MuSR" in str(refused.value) and "evaluation.data_dir" in str(refused.value)
     with pytest.raises(DataError, match="DIR/allenai/ai2_arc"):
-        harness.load_tasks(BY_NAME["arc"], str(tmp_path))
+        harness.load_tasks(BENCHMARKS["arc"], str(tmp_path))
     with pytest.raises(ConfigError, match="no such directory"):
         harness.check_benchmarks([], str(tmp_path / "nowhere"))
 
@@ -219,7 +220,7 @@ def test_the_sections_shots_and_template_win(lm, tmp_path):
 
 
 def test_shots_a_task_does_not_allow(lm):
-    benchmark = replace(BY_NAME["rcray_choice"], shots=3)
+    benchmark = replace(BENCHMARKS["rcray_choice"], shots=3)
     with pytest.raises(ConfigError, match="allows none"):
         harness.run_benchmark(benchmark, lm, SETTINGS)
 

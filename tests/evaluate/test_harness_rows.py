@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rcray.config.evaluation import BY_NAME
+from rcray.config.benchmarks import BENCHMARKS
 from rcray.evaluate.harness_rows import rows_of
-from rcray.evaluate.rows import Row
+from rcray.records.evaluation import MetricRow
 
 #: (right, documents) of every subtask, in lm-eval's order.
 COUNTS = {
@@ -56,7 +56,7 @@ EXPECTED = {
 def saved(name):
     results = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())
     leaves = [task for task in results["results"] if task not in results["groups"]]
-    (row,) = rows_of(BY_NAME[name], results, leaves, Row(name, "", None, None, 0))
+    (row,) = rows_of(BENCHMARKS[name], results, leaves, MetricRow(name, "", None, None, 0))
     return results, leaves, row
 
 
@@ -93,7 +93,7 @@ def test_both_standard_errors_by_hand(name):
 def test_the_harness_agrees_on_what_it_computes_itself(name):
     results, _, row = saved(name)
     (group,) = results["groups"].values()
-    metric = BY_NAME[name].metric
+    metric = BENCHMARKS[name].metric
     assert row.value_weighted == pytest.approx(group[f"{metric},none"], abs=1e-12)
     assert row.stderr_pooled == pytest.approx(group[f"{metric}_stderr,none"], abs=1e-12)
 
@@ -101,7 +101,7 @@ def test_the_harness_agrees_on_what_it_computes_itself(name):
 @pytest.mark.parametrize(("name", "shots", "version"), [("bbh", 3, "1.0"), ("musr", 0, "1.0"), ("math", 4, "3.0")])
 def test_rows_say_how_it_was_asked(name, shots, version):
     _, _, row = saved(name)
-    assert (row.shots, row.task_version, row.aggregate) == (shots, version, BY_NAME[name].aggregate)
+    assert (row.shots, row.task_version, row.aggregate) == (shots, version, BENCHMARKS[name].aggregate)
 
 
 def test_a_missing_metric_is_named():
@@ -110,4 +110,4 @@ def test_a_missing_metric_is_named():
     results = json.loads((Path(__file__).parent / "results" / "musr.json").read_text())
     leaves = [task for task in results["results"] if task not in results["groups"]]
     with pytest.raises(Exception, match=r"no metric 'acc_nrom,none'; did you mean 'acc_norm,none'"):
-        rows_of(replace(BY_NAME["musr"], metric="acc_nrom"), results, leaves, Row("musr", "", None, None, 0))
+        rows_of(replace(BENCHMARKS["musr"], metric="acc_nrom"), results, leaves, MetricRow("musr", "", None, None, 0))

@@ -29,13 +29,13 @@ def test_everything_of_one_load_and_then_of_none(trained):
     again = evaluate_run(trained.plain, trained.store, BOTH)
     assert again.measured == () and again.loads == 0
     assert again.rows == first.rows
-    assert kept(trained.run(trained.plain))["rows"] == list(first.rows)
+    assert kept(trained.run(trained.plain))["rows"] == [row.content() for row in first.rows]
 
 
 def test_rows_keep_their_old_shape(trained):
     """Tables and MLflow read these fields of every row."""
     for row in evaluate_run(trained.plain, trained.store, BOTH).rows:
-        assert {"benchmark", "metric", "value", "stderr", "n"} <= row.keys()
+        assert {"benchmark", "metric", "value", "stderr", "n"} <= row.content().keys()
     for row in kept(trained.run(trained.plain))["rows"]:
         assert row["status"] in ("ok", "undefined")
 
@@ -71,7 +71,7 @@ def test_a_changed_task_file_is_measured_anew(trained, tmp_path):
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     (tmp_path / "rows.jsonl").write_text("\n".join(lines[:10]) + "\n")
     outcome = evaluate_run(trained.plain, trained.store, settings)
-    assert outcome.measured == ("phrases",) and outcome.rows[0]["n"] == 10
+    assert outcome.measured == ("phrases",) and outcome.rows[0].n == 10
 
 
 def test_rows_of_other_settings_stay(trained):
@@ -92,7 +92,7 @@ def test_only_preference_without_a_section(trained):
     outcome = evaluate_run(trained.plain, trained.store)
     assert outcome.measured == ("preference",)
     names = ["accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation"]
-    assert [row["metric"] for row in outcome.rows] == names
+    assert [row.metric for row in outcome.rows] == names
 
 
 # -- incomplete, damaged, degenerate
@@ -155,8 +155,8 @@ def spoil(run):
 def test_a_nan_model_has_no_score_anywhere(trained):
     spoil(trained.run(trained.plain))
     outcome = evaluate_run(trained.plain, trained.store, BOTH)
-    assert {row["status"] for row in outcome.rows} == {"degenerate"}
-    assert {row["value"] for row in outcome.rows} == {None}
+    assert {row.status for row in outcome.rows} == {"degenerate"}
+    assert {row.value for row in outcome.rows} == {None}
     assert "non-finite" in outcome.degenerate
     with pytest.raises(DegenerateRunError, match="non-finite"):
         EvaluationStage(BOTH)(trained.plain, trained.store)  # also when it is all cached

@@ -33,7 +33,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(store, tmp_path, model_cache, 
     for stop_at in (5, 7):
         with pytest.raises(Killed):
             launch(config, other, on_step=kill_at(stop_at))
-        assert other.run(run_id(config)).read_status()["step"] == 3 * (stop_at // 3)
+        assert other.run(run_id(config)).read_status().step == 3 * (stop_at // 3)
     launch(config, other)
 
     expected, got = weights(store, config), weights(other, config)

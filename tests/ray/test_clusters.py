@@ -37,7 +37,7 @@ def raylet_pid(node):
 def node_of(run):
     """The raylet under which a run's writer lives."""
     try:
-        return psutil.Process(run.read_status()["writer"]["pid"]).ppid()
+        return psutil.Process(run.read_status().writer.pid).ppid()
     except (psutil.NoSuchProcess, KeyError):
         return None
 
@@ -54,12 +54,12 @@ def test_cells_spread_over_nodes_and_outlive_one(three_nodes, store, tmp_path):
     used = set()
 
     def status(run):
-        return run.read_status().get("status")
+        return run.read_status().status
 
     def worth_killing():
         """A cell is done, and another is half way on a node that is not the head."""
         used.update(node_of(run) for run in runs if status(run) == "running")
-        half_way = [r for r in runs if status(r) == "running" and r.read_status()["step"] >= 6]
+        half_way = [r for r in runs if status(r) == "running" and r.read_status().step >= 6]
         on_workers = {node_of(run) for run in half_way} & workers
         return on_workers if any(status(run) == "ok" for run in runs) and len(used & set(raylets)) == 3 else None
 

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from rcray.cli import app
 from rcray.config import load_experiment
+from rcray.sweep.connection import connected
 from rcray.sweep.grid import expand
 from tests.ray.sweeping import run, sweep_command, write_experiment
 from tests.small_runs import SMALL
@@ -41,3 +44,38 @@ def test_asha_stops_what_falls_behind(store, tmp_path):
 
     again = run(command)
     assert "running" not in again, "a stopped run is not tried again by the same search"
+
+
+@pytest.fixture(scope="module")
+def ray_session():
+    with connected(needs_dashboard=False):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [("random", 1), ("optuna", 1), ("asha", 2)],  # after one step the evaluation meets the collapse, after two training
+)
+def test_a_degenerate_point_is_listed_and_never_the_best(ray_session, store, tmp_path, method, steps):
+    train = {**SMALL["train"], "probe_every": 1}
+    del train["learning_rate"]
+    file = write_experiment(
+        tmp_path / "small.yaml",
+        run={"data": {"train_pairs": 8 * steps, "eval_pairs": 16}, "train": train},
+        search={
+            "method": method,
+            "samples": 2,
+            "batch": 2,
+            "seed": 98,  # the first point is near 1e30, the second near 1e-5
+            "grace_steps": 1,
+            "space": {"train.learning_rate": {"low": 1e-6, "high": 1e30, "scale": "log"}},
+        },
+    )
+    sound, absurd = sorted(expand(load_experiment(file)), key=lambda cell: cell.config.train.learning_rate)
+    options = ["--store", str(store.root), "--no-tracking", "--no-figures"]
+    done = CliRunner().invoke(app, ["sweep", str(file), *options])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.output
+    ledger = json.loads((store.experiment("small") / "ledger.json").read_text())
+    states = {entry["run_id"]: entry["status"] for entry in ledger["cells"]}
+    assert states == {sound.run_id: "ok", absurd.run_id: "degenerate"}
+    assert f"(run {sound.run_id})" in done.output, "the best is the one that has a score"

@@ -28,7 +28,7 @@ def test_out_of_memory_is_tried_once_more_in_smaller_portions(store, tmp_path):
     fits_in_halves, never_fits, fits = (store.run(cell.run_id) for cell in expand(load_experiment(file)))
     output = run([*sweep_command(file, store), "--no-tracking"], expect=1)
 
-    assert [r.read_status()["status"] for r in (fits_in_halves, never_fits, fits)] == ["ok", "oom", "ok"]
+    assert [r.read_status().status for r in (fits_in_halves, never_fits, fits)] == ["ok", "oom", "ok"]
     adjusted = json.loads(fits_in_halves.adjusted.read_text())
     assert (adjusted["asked"], adjusted["used"]) == (4, 2)
     assert not fits.adjusted.exists()
@@ -51,8 +51,8 @@ def test_a_process_that_always_dies_is_given_up_and_the_others_go_on(store, tmp_
     deaths = tmp_path / "deaths"
     output = run([*sweep_command(file, store), "--no-tracking"], expect=1, RCRAY_TEST_DEATHS=str(deaths))
 
-    assert harmless.read_status()["status"] == "ok"
-    assert deadly.read_status()["status"] == "failed"
+    assert harmless.read_status().status == "ok"
+    assert deadly.read_status().status == "failed"
     assert "its process was lost 3 times" in output
     assert deaths.read_text().count("x") == 3, "one attempt and two retries"
 
@@ -65,7 +65,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(store, tmp_path):
     command = [*sweep_command(file, store), "--no-tracking"]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_for(lambda: any(r.read_status().get("step", 0) >= 6 for r in runs), process)
+        wait_for(lambda: any(r.read_status().step >= 6 for r in runs), process)
         os.kill(process.pid, signal.SIGINT)
         output = process.communicate(timeout=90)[0]
     finally:
@@ -77,6 +77,6 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(store, tmp_path):
     assert "running" not in tally
 
     run(command)
-    assert {r.read_status()["status"] for r in runs} == {"ok"}
+    assert {r.read_status().status for r in runs} == {"ok"}
     for found in runs:
         assert read_dynamics(found.dynamics)["step"].to_pylist() == list(range(1, 81)), "every step once"

@@ -40,11 +40,11 @@ def test_a_killed_sweep_continues(store, tmp_path):
     runs = {cell.run_id: store.run(cell.run_id) for cell in cells}
 
     def finished():
-        return {key for key, found in runs.items() if found.read_status().get("status") == "ok"}
+        return {key for key, found in runs.items() if found.read_status().status == "ok"}
 
     def half_way():
-        under_way = [r for r in runs.values() if r.read_status().get("status") == "running"]
-        return len(finished()) >= 2 and any(r.read_status()["step"] >= 6 for r in under_way)
+        under_way = [r for r in runs.values() if r.read_status().status == "running"]
+        return len(finished()) >= 2 and any(r.read_status().step >= 6 for r in under_way)
 
     process = subprocess.Popen(
         sweep_command(file, store), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -88,10 +88,10 @@ def test_a_failing_cell_does_not_stop_the_others(store, tmp_path):
     output = run(sweep_command(file, store), expect=1)
 
     by_name = {cell.config.objective.name: store.run(cell.run_id) for cell in expand(load_experiment(file))}
-    statuses = {name: found.read_status()["status"] for name, found in by_name.items()}
+    statuses = {name: found.read_status().status for name, found in by_name.items()}
     assert statuses == dict(zip([*names, "dpo"], ["ok", "failed", "degenerate", "ok"], strict=True))
     assert "this objective always fails" in output
-    assert "loss nan on training pair" in by_name[names[2]].read_status()["error"]
+    assert "loss nan on training pair" in by_name[names[2]].read_status().error
     assert "Traceback" in (by_name[names[1]].path / "error.log").read_text()
     _, _, cells = tracked(store)
     assert sorted(r.info.status for r in cells.values()) == ["FAILED", "FAILED", "FINISHED", "FINISHED"]
@@ -169,15 +169,15 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(store, tmp_path):
         [*command, "--set", "execution.workers=2"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        wait_for(lambda: status().get("step", 0) >= 6, process)
-        first = status()["writer"]["pid"]
+        wait_for(lambda: status().step >= 6, process)
+        first = status().writer.pid
         os.kill(first, signal.SIGKILL)
         output = process.communicate(timeout=180)[0].decode()
     finally:
         process.kill()
     assert process.returncode == 0, output
-    assert status()["status"] == "ok"
-    assert status()["writer"]["pid"] != first
+    assert status().status == "ok"
+    assert status().writer.pid != first
     disturbed = read_dynamics(store.run(key).dynamics).to_pandas()
     store.run(key).path.rename(tmp_path / "disturbed")
     run(command)

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rcray import records
 from rcray.config import Experiment
+from rcray.records.columns import COLUMNS
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell, expand
 
@@ -125,7 +125,7 @@ def write_dynamics(run: RunDir, cell: Cell, steps: int, parts: int = 2) -> None:
     columns = dynamics(cell, steps)
     run.dynamics.mkdir(parents=True, exist_ok=True)
     kinds = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
-    table = pa.table({c.name: pa.array(columns[c.name], type=kinds[c.kind]) for c in records.COLUMNS})
+    table = pa.table({c.name: pa.array(columns[c.name], type=kinds[c.kind]) for c in COLUMNS})
     for rows in np.array_split(np.arange(steps), parts):
         if len(rows):
             name = f"part-{rows[0] + 1:08d}-{rows[-1] + 1:08d}.parquet"
@@ -166,7 +166,7 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
         "reversed": np.zeros(steps, bool), "guarded": zero, "pathway_predicted": predicted,
         "probe_z_w": probe_w, "probe_z_l": probe_l, "pathway_realised": _realised(probe_w, probe_l),
         "grad_norm": one, "learning_rate": 3e-4 * one, "tokens": np.full(steps, 1024), "seconds": 0.2 * one,
-        "padding": 0.1 * one, **{c.name: np.nan * one for c in records.COLUMNS if c.name.endswith(("_full", "_exact"))},
+        "padding": 0.1 * one, **{c.name: np.nan * one for c in COLUMNS if c.name.endswith(("_full", "_exact"))},
     }  # fmt: skip
 
 

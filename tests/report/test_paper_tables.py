@@ -5,7 +5,7 @@ import math
 import pytest
 import runs
 
-from rcray.aggregate.benchmark_tables import METRICS, table_of_runs
+from rcray.aggregate.benchmark_tables import table_of_runs
 from rcray.aggregate.catalogue import catalogue_of_runs
 from rcray.aggregate.collect import collect
 from rcray.aggregate.comparison import beside_published
@@ -16,6 +16,7 @@ from rcray.aggregate.places import Places
 from rcray.aggregate.runtime import duration
 from rcray.aggregate.tables import entry_text, to_csv, to_markdown
 from rcray.config import Experiment
+from rcray.config.benchmarks import BENCHMARKS
 from rcray.store import Store
 from rcray.sweep.grid import expand
 
@@ -39,7 +40,7 @@ def experiment(**changes):
 
 
 def scores(first: float, step: float = 0.01) -> dict[str, float | None]:
-    return {f"{name}/{METRICS[name]}": first + i * step for i, name in enumerate(SIX)}
+    return {f"{name}/{BENCHMARKS[name].metric}": first + i * step for i, name in enumerate(SIX)}
 
 
 def filled(store, cells, first=0.30, **protocol):

@@ -19,8 +19,8 @@ from rcray.aggregate.ledger import ExperimentRuns, export_ledger, read_ledger
 from rcray.aggregate.report import build_report
 from rcray.aggregate.tables import to_markdown
 from rcray.files import write_json
+from rcray.records.ledger import write_stopped
 from rcray.store import Store
-from rcray.sweep.ledger import Ledger
 
 HERE = Path(__file__).parent
 SUFFIXES = ("png", "svg", "pdf")
@@ -179,7 +179,7 @@ def test_what_a_search_stopped_is_said_to_be_stopped(store):
     for cell in cells[1:]:
         runs.write_ok(store, cell)
     runs.make(store, cells[0], "pending", steps=20)
-    Ledger(store.experiment(experiment.name) / "ledger.json", cells).stop(cells[0].run_id, "ASHA stopped it at step 20")
+    write_stopped(store.experiment(experiment.name), cells[0].run_id, "ASHA stopped it at step 20")
     report = build_report(store, experiment, cells, figures=False)
     assert [result.status for result in report.results] == ["stopped", *["ok"] * 5]
     assert "stopped" in (store.experiment(experiment.name) / "tables" / "results.md").read_text()

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from rcray.config import RunConfig, run_id
-from rcray.files import write_atomic, write_json
-from rcray.records import COLUMNS
+from rcray.files import read_json, write_atomic, write_json
+from rcray.records.columns import COLUMNS
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.train.dynamics import Recorder
@@ -42,7 +42,7 @@ def train_to(store: Store, cell: Cell, step: int) -> None:
     if not run.config.exists():
         write_atomic(run.config, yaml.safe_dump(cell.config.model_dump(mode="json")))
     recorder = Recorder(run.dynamics)
-    for next_step in range(run.read_status().get("step", 0) + 1, step + 1):
+    for next_step in range(run.read_status().step + 1, step + 1):
         recorder.add(row_of(cell.config, next_step))
         if next_step % PART == 0 or next_step == step:
             recorder.flush()
@@ -58,7 +58,7 @@ def set_status(store: Store, cell: Cell, status: str, **more: Any) -> None:
         "step": 0,
         "error": "",
     }
-    write_json(run.status, {**before, "seconds": 1.5, **run.read_status(), "status": status, **more})
+    write_json(run.status, {**before, "seconds": 1.5, **read_json(run.status, {}), "status": status, **more})
 
 
 def finish(store: Store, cell: Cell, accuracy: float = 0.75) -> None:

@@ -6,7 +6,7 @@ import math
 import pyarrow.parquet as pq
 import pytest
 
-from rcray.records import METRICS
+from rcray.records.columns import METRICS
 from rcray.store import Store
 from rcray.track.book import Book, DeliveryBusyError
 from rcray.track.delivery import Delivery, Plan

@@ -26,7 +26,7 @@ def trained_cell(store: Store, **settings) -> Cell:
     run = {**SMALL, "data": {"train_pairs": 8, "eval_pairs": 8}, **settings}
     config = RunConfig.model_validate(run)
     status = launch(config, store)
-    assert status["status"] == "ok"
+    assert status.status == "ok"
     return Cell(status["run_id"], config, ())
 
 
@@ -77,7 +77,7 @@ def test_the_best_cell_is_logged_registered_and_loads_again(store):
 
 
 def test_no_finished_cell_is_no_best_one(tmp_path):
-    from rcray.track.registry import best_cell, scores
+    from rcray.track.registry import best_cell
     from tests.track.stored_runs import finish, set_status
 
     store = Store.open(tmp_path / "store")
@@ -85,7 +85,7 @@ def test_no_finished_cell_is_no_best_one(tmp_path):
     finish(store, good, 0.5)
     finish(store, collapsed, 0.9)
     set_status(store, collapsed, "degenerate")
-    assert scores(store, collapsed) == {}, "a degenerate run has no score"
+    assert store.run(collapsed.run_id).scores() == {}, "a degenerate run has no score"
     assert best_cell(store, [collapsed, good], "preference/accuracy") == good
     with pytest.raises(ConfigError, match="no finished cell"):
         best_cell(store, [collapsed], "preference/accuracy")

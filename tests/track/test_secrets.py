@@ -10,9 +10,10 @@ import pytest
 
 from rcray import cli
 from rcray.errors import ConfigError
+from rcray.records.ledger import write_ledger
 from rcray.secrets import redact, redact_content, redact_logs
 from rcray.store import Store
-from rcray.sweep.ledger import Ledger
+from rcray.sweep.ledger import build_ledger
 from rcray.track.address import tracking_address
 from rcray.track.provenance import environment
 from rcray.train.loop import record_failure
@@ -114,9 +115,7 @@ def test_status_and_ledger(secrets, tmp_path):
     record_failure(store.run(cell.run_id), RuntimeError("401 for plainword-77 at http://me:pw@host/"))
     assert "401 for *** at http://***@host/" in store.run(cell.run_id).status.read_text()
     set_status(store, cell, "failed", error="raw plainword-77")  # by an older version
-    ledger = Ledger(tmp_path / "ledger.json", [cell])
-    ledger.refresh(store)
-    ledger.save()
+    write_ledger(tmp_path, build_ledger([cell], store, stopped={}))
     assert leaks((tmp_path / "ledger.json").read_bytes()) == []
 
 

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 
 from rcray.courier import Order
 from rcray.pipeline import delivery_of
-from rcray.records import METRICS
+from rcray.records.columns import METRICS
 from rcray.store import Store
 from rcray.track.book import Book
 from rcray.track.describe import params_of

@@ -42,7 +42,7 @@ def start_sweep(file: Path, store: Path, uri: str, **more: str) -> subprocess.Po
 
 
 def steps_made(store, cells) -> int:
-    return sum(store.run(cell.run_id).read_status().get("step", 0) for cell in cells)
+    return sum(store.run(cell.run_id).read_status().step for cell in cells)
 
 
 @pytest.fixture

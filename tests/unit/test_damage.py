@@ -10,9 +10,10 @@ import pytest
 from rcray.config import load_experiment
 from rcray.errors import ConfigError, StoreError
 from rcray.files import broken_seal, recover_json, seal, storage_fault, write_json
+from rcray.records.ledger import read_stopped, write_stopped
+from rcray.records.status import Adjustment, RunStatus
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import expand
-from rcray.sweep.ledger import Ledger
 from rcray.track.book import Book
 
 DAMAGED = [b"", b"{", b'{"a": 1', b"\xff\xfe", b"no json", b"[1, 2]", b"null"]
@@ -56,12 +57,12 @@ def test_a_damaged_status_is_one_of_a_run_that_never_started(tmp_path):
     run = RunDir(tmp_path / "abc")
     run.path.mkdir()
     run.status.write_bytes(b'{"status": "ok"')
-    assert run.read_status() == {}
+    assert run.read_status() == RunStatus()
 
 
 def test_what_was_adjusted_cannot_be_guessed(tmp_path):
     run = RunDir(tmp_path / "abc")
-    assert run.read_adjusted() == {}
+    assert run.read_adjusted() == Adjustment()
     run.path.mkdir()
     run.adjusted.write_bytes(b"{")
     with pytest.raises(StoreError, match=r"adjusted\.json: damaged JSON") as caught:
@@ -78,10 +79,10 @@ def test_a_damaged_book_and_a_damaged_list_of_stopped_runs_begin_anew(tmp_path):
     book.path.write_bytes(b"\x00")
     book.enter(cells, "", "sqlite:///x")
     assert [cell.run_id for cell in book.cells()] == [cell.run_id for cell in cells]
-    ledger = Ledger(store.experiment("x") / "ledger.json", cells)
-    ledger.stop(cells[0].run_id, "behind")
+    write_stopped(store.experiment("x"), cells[0].run_id, "behind")
+    assert read_stopped(store.experiment("x")) == {cells[0].run_id: "behind"}
     (store.experiment("x") / "stopped.json").write_text("[")
-    assert ledger.stopped() == {}
+    assert read_stopped(store.experiment("x")) == {}
 
 
 # -- the disk

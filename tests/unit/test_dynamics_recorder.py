@@ -6,7 +6,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 
-from rcray.records import COLUMNS
+from rcray.records.columns import COLUMNS
 from rcray.train.dynamics import SCHEMA, Recorder, part_name, read_dynamics, sound_until
 
 DEFAULTS = {"int": 0, "float": math.nan, "bool": False, "str": ""}

@@ -71,7 +71,7 @@ def test_the_best_model_is_kept(store):
     launch(config, store)
     run = store.run(run_id(config))
     status = run.read_status()
-    assert set(status["best"]) == {"accuracy", "margin"}
+    assert set(vars(status.best)) == {"accuracy", "margin"}
     best = load_trained(run.best, store.cache).model.state_dict()
     assert best.keys() >= load_trained(run.final, store.cache).model.state_dict().keys()
 
@@ -212,6 +212,6 @@ def test_a_collapse_is_named_and_what_led_to_it_is_kept(store):
         launch(config, store)
     run = store.run(run_id(config))
     status = run.read_status()
-    assert status["status"] == "degenerate" and "training pair" in status["error"]
-    failed_at = int(status["error"].split("step ")[1].split(":")[0])
+    assert status.status == "degenerate" and "training pair" in status.error
+    failed_at = int(status.error.split("step ")[1].split(":")[0])
     assert len(records(store, config)) == failed_at - 1

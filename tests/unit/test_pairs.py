@@ -131,7 +131,7 @@ def test_a_size_only_the_data_knows_is_estimated_or_a_question_mark(tmp_path):
     from rcray.config import Experiment
     from rcray.store import Store
     from rcray.sweep.grid import expand
-    from rcray.sweep.ledger import Ledger
+    from rcray.sweep.ledger import build_ledger, ledger_table
 
     file = tmp_path / "e.yaml"
     file.write_text("name: e\nrun: {data: ultrafeedback}\n")
@@ -143,7 +143,7 @@ def test_a_size_only_the_data_knows_is_estimated_or_a_question_mark(tmp_path):
     cells = expand(Experiment(name="e", run={"data": "ultrafeedback"}))
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(Ledger(tmp_path / "ledger.json", cells).table("t"))
+        console.print(ledger_table(build_ledger(cells, Store.at(tmp_path / "store"), stopped={}), "t"))
     assert "0/?" in captured.get()
     (result,) = collect(Store.open(tmp_path / "store"), cells)
     assert (result.status, result.total_steps) == ("pending", None)

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from rcray.config import load_experiment
+from rcray.config.models import MODELS
 from rcray.files import write_json
 from rcray.store import RunDir
 from rcray.sweep.grid import expand
 from rcray.sweep.placement import NodeKind
 from rcray.sweep.planning import make_plan, summary
-from rcray.sweep.tiny import STAND_INS, tiny_cells, tiny_experiment
+from rcray.sweep.tiny import tiny_cells, tiny_experiment
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -81,7 +82,7 @@ def test_tiny_keeps_what_is_compared_and_replaces_the_rest():
     assert tiny_experiment(experiment).name == "runtime-tiny"
     assert len(tiny) == len(cells) == 48, "adapters and full fine-tuning stay apart, so no two cells become one"
     for before, after in zip(cells, tiny, strict=True):
-        assert after.config.model.name == STAND_INS[before.config.model.name]
+        assert after.config.model.name == MODELS[before.config.model.name].tiny
         assert after.config.model.method == before.config.model.method.removeprefix("q")
         for kept in ("objective", "calibration", "likelihood", "fidelity"):
             assert getattr(after.config, kept) == getattr(before.config, kept)

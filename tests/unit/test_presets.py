@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rcray.config import RunConfig, build_run, run_id
-from rcray.config.model import MODEL_PRESETS, PLAIN_CHAT_TEMPLATE, ModelConfig
+from rcray.config.model import ModelConfig
+from rcray.config.models import MODELS, PLAIN_CHAT_TEMPLATE, preset_models
 from rcray.errors import ConfigError
 
 NEOX = {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
@@ -43,24 +44,25 @@ def test_as_published(name):
 
 
 def test_every_preset_is_in_the_table():
-    assert set(MODEL_PRESETS) == set(PUBLISHED)
+    assert set(preset_models()) == set(PUBLISHED)
 
 
-SHAPES = {
-    "pythia-410m": ("gpt_neox", 50304, 1024, 24, 16, 16, 4096),
-    "pythia-2.8b": ("gpt_neox", 50304, 2560, 32, 32, 32, 10240),
-    "mistral-7b": ("mistral", 32000, 4096, 32, 32, 8, 14336),
-    "qwen2.5-7b": ("qwen2", 152064, 3584, 28, 28, 4, 18944),
+#: name: architecture, vocabulary, hidden, layers, heads, key and value heads, intermediate; all parameters, trained
+SKELETONS = {
+    "pythia-410m": (("gpt_neox", 50304, 1024, 24, 16, 16, 4096), 405_334_016, 405_334_016),
+    "pythia-2.8b": (("gpt_neox", 50304, 2560, 32, 32, 32, 10240), 2_775_208_960, 20_971_520),
+    "mistral-7b": (("mistral", 32000, 4096, 32, 32, 8, 14336), 7_241_732_096, 20_971_520),
+    "qwen2.5-7b": (("qwen2", 152064, 3584, 28, 28, 4, 18944), 7_615_616_512, 20_185_088),
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", SKELETONS)
 def test_parameter_counts(name):
     """Counted on a skeleton of the real size, which has no weights; the adapter sits on the preset's targets."""
     import peft
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kind, vocabulary, hidden, layers, heads, kv_heads, intermediate = SHAPES[name]
+    (kind, vocabulary, hidden, layers, heads, kv_heads, intermediate), parameters, trained = SKELETONS[name]
     config = AutoConfig.for_model(
         kind,
         vocab_size=vocabulary,
@@ -71,14 +73,16 @@ def test_parameter_counts(name):
         intermediate_size=intermediate,
         tie_word_embeddings=False,
     )
-    preset, lora = MODEL_PRESETS[name], ModelConfig(name=name).lora
+    preset, lora = MODELS[name], ModelConfig(name=name).lora
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-        assert sum(p.numel() for p in model.parameters()) == preset.parameters
+        assert sum(p.numel() for p in model.parameters()) == parameters
+        assert preset.shape.parameters == pytest.approx(parameters, rel=0.002)
         if preset.model["method"] != "full":
             settings = peft.LoraConfig(r=lora.r, target_modules=list(lora.targets), task_type="CAUSAL_LM")
             model = peft.get_peft_model(model, settings)
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == preset.trainable
+            assert preset.shape.adapters(lora.r, lora.targets) == trained, "exactly"
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trained
 
 
 def test_what_is_written_wins():

@@ -48,7 +48,7 @@ def trained(request, tmp_path_factory, model_cache):
     ended, publish = [], loop.publish_model
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "publish_model", lambda loaded, *place: (ended.append(loaded), publish(loaded, *place)))
-        assert launch(config, store)["status"] == "ok"
+        assert launch(config, store).status == "ok"
     return config, store, ended[0]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rcray.config.data import DataConfig
 from rcray.data.pairs import Pair, Skipped, Turn, check_pairs, load_pairs
-from rcray.data.readers import hh_turns, read_pairs
+from rcray.data.readers import read_pairs, transcript_turns
 from rcray.data.sources import hub_rows, local_rows
 from rcray.errors import EXIT_USAGE, DataError
 
@@ -291,7 +291,7 @@ def test_a_missing_path_names_its_neighbours(tmp_path):
 
 def test_hh_turns_leave_empty_ones_out():
     text = "\n\nHuman: hi \n\nAssistant: \n\nHuman: are you there?\n\nAssistant: yes: Human: no"
-    assert hh_turns(text, "chosen") == (
+    assert transcript_turns(text, "chosen") == (
         Turn("user", "hi"),
         Turn("user", "are you there?"),
         Turn("assistant", "yes: Human: no"),

@@ -9,9 +9,10 @@ from rcray.config import Experiment
 from rcray.config.search import SearchConfig
 from rcray.errors import ConfigError
 from rcray.files import write_json
+from rcray.records.ledger import read_stopped, write_stopped
 from rcray.store import Store
 from rcray.sweep.grid import expand
-from rcray.sweep.ledger import Ledger
+from rcray.sweep.ledger import build_ledger
 from rcray.sweep.search import best_of_search, choose_with_optuna, scheduler
 
 SPACE = {
@@ -90,8 +91,8 @@ def searched(store, search, target, stop_after=99):
             away = abs(cell.config.train.learning_rate - target) / target
             row = {"benchmark": "preference", "metric": "accuracy", "value": -away}
             write_json(store.run(cell.run_id).evaluation, {"rows": [row]})
-        tally = {"pending": 1} if len(cells) >= stop_after else {"ok": len(cells)}
-        return SimpleNamespace(ledger=SimpleNamespace(tally=lambda: tally), cells=cells)
+            write_json(store.run(cell.run_id).status, {"status": "ok"})
+        return SimpleNamespace(ledger=SimpleNamespace(interrupted=len(cells) >= stop_after), cells=cells)
 
     outcome = choose_with_optuna(spec.search, cell_at, store, run)
     return spec, asked, outcome
@@ -122,12 +123,29 @@ def test_optuna_learns_and_asks_the_same_again(tmp_path):
 def test_a_stopped_run_is_stopped_for_its_search_only(tmp_path):
     store = Store.open(tmp_path / "store")
     cells = expand(experiment("asha"))
-    ledger = Ledger(store.experiment("x") / "ledger.json", cells)
     write_json(store.run(cells[0].run_id).status, {"status": "pending", "step": 20})
-    ledger.stop(cells[0].run_id, "ASHA stopped it at step 20")
-    ledger.refresh(store)
-    entry = ledger.entries[cells[0].run_id]
+    write_stopped(store.experiment("x"), cells[0].run_id, "ASHA stopped it at step 20")
+    entry = build_ledger(cells, store, stopped=read_stopped(store.experiment("x"))).cells[0]
     assert (entry.status, entry.note) == ("stopped", "ASHA stopped it at step 20")
-    other = Ledger(store.experiment("y") / "ledger.json", cells)
-    other.refresh(store)
-    assert other.entries[cells[0].run_id].status == "pending"
+    other = build_ledger(cells, store, stopped=read_stopped(store.experiment("y")))
+    assert other.cells[0].status == "pending"
+
+
+@pytest.mark.parametrize(
+    ("status", "row"),
+    [
+        ("degenerate", {"value": None, "status": "degenerate"}),
+        ("degenerate", {"value": 0.99}),  # held-out pairs were sound, the logits of a text were not
+        ("ok", {"value": None, "status": "undefined"}),
+        ("failed", {"value": 0.99}),
+    ],
+)
+def test_a_point_without_a_score_is_never_the_best(tmp_path, status, row):
+    store, spec = Store.open(tmp_path), experiment()
+    bad, good = expand(spec)[:2]
+    for cell, state, measured in ((bad, status, row), (good, "ok", {"value": 0.5})):
+        write_json(store.run(cell.run_id).status, {"status": state})
+        rows = [{"benchmark": "preference", "metric": "accuracy", **measured}]
+        write_json(store.run(cell.run_id).evaluation, {"rows": rows})
+    assert f"(run {good.run_id})" in best_of_search(spec, [bad, good], store)
+    assert best_of_search(spec, [bad], store) == ""

@@ -10,6 +10,7 @@ import pytest
 
 from rcray.errors import EXIT_FAILED, StoreError
 from rcray.files import read_json, write_atomic, write_json
+from rcray.records.status import RunStatus
 from rcray.store import Store
 
 
@@ -71,7 +72,7 @@ def test_paths_of_a_run(tmp_path):
 
 
 def test_a_run_that_never_started_has_an_empty_status(tmp_path):
-    assert Store(tmp_path).run("abc").read_status() == {}
+    assert Store(tmp_path).run("abc").read_status() == RunStatus()
 
 
 # -- files

@@ -58,6 +58,6 @@ def test_half_the_micro_batch(batch, micro, workers, expected):
 @pytest.mark.parametrize(("granularity", "smaller_windows"), [("microbatch", True), ("step", False)])
 def test_a_smaller_window_is_told(granularity, smaller_windows):
     config = RunConfig.model_validate({"calibration": {"granularity": granularity}})
-    note = adjustment(config, 4)["note"]
+    note = adjustment(config, 4).note
     assert note.startswith("micro-batch 8 -> 4")
     assert ("smaller windows" in note) == smaller_windows

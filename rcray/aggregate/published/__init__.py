@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-#: Names in the files that differ from ours.
-_DATASETS = {"hh-rlhf": "hh"}
 BASELINE = "baseline"  # the objective of a start model that was not trained
 AVERAGE = "average"
 
@@ -68,7 +66,7 @@ def scores(table: str) -> Mapping[Place, Mapping[str, Score]]:
         if row["table"] == table:
             place = Place(
                 model=row["model"],
-                data=_DATASETS.get(row["dataset"], row["dataset"]),
+                data=row["dataset"],
                 objective=row["objective"],
                 rc=row["rc"] == "True",
                 epochs=int(row["epochs"]),

@@ -142,14 +142,13 @@ def sweep_(
 
 def _print_rows(comparison: Any, config: JudgeConfig, cache: Path, difficulty: Path | None, *, spend: bool) -> None:
     from rcray.evaluate.arena.command import compare, read_difficulty
-    from rcray.evaluate.rows import contents, describe
 
     known = None
     if difficulty is not None:
         known = read_difficulty(difficulty, [match.instruction for match in comparison.matches()])
-    for row in contents(compare(comparison, config, cache, typer.echo, spend=spend, difficulty=known)):
-        typer.echo(f"{describe(row)}, 95% interval {row['ci_low']:.4f} to {row['ci_high']:.4f}")
-        typer.echo(f"  {row['note']}")
+    for row in compare(comparison, config, cache, typer.echo, spend=spend, difficulty=known):
+        typer.echo(f"{row.describe()}, 95% interval {row.ci_low:.4f} to {row.ci_high:.4f}")
+        typer.echo(f"  {row.note}")
 
 
 def _valid(model: Any, given: dict[str, Any], where: str) -> Any:

@@ -8,16 +8,17 @@ from typing import Any
 
 from rcray.config import RunConfig, content_key, run_id
 from rcray.config.alpaca_eval import AlpacaEvalConfig, JudgeConfig
+from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError
 from rcray.evaluate.arena.generate import generate
 from rcray.evaluate.arena.judge import Cache, asks, content_of, estimate, judge
 from rcray.evaluate.arena.outputs import Match, match, read_instructions, read_outputs, write_outputs
-from rcray.evaluate.arena.winrate import BENCHMARK, annotations, win_rate_rows
-from rcray.evaluate.rows import Row, contents, describe
+from rcray.evaluate.arena.winrate import annotations, win_rate_rows
 from rcray.evaluate.stage import add_rows
 from rcray.files import read_json, write_json
 from rcray.models.chain import read_chain
+from rcray.records.evaluation import MetricRow
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.train.launch import is_finished
@@ -73,7 +74,7 @@ def compare(
     *,
     spend: bool = True,
     difficulty: Sequence[float] | None = None,
-) -> list[Row]:
+) -> list[MetricRow]:
     """Says what it will cost, judges, and returns both win rates; `spend=False` uses only what is on disk."""
     matches = comparison.matches()
     expected = estimate(matches, config, cache)
@@ -91,7 +92,7 @@ def compare(
     judgements = judge(matches, config, cache, on_progress=progress)
     found = annotations(matches, judgements, config.judging, difficulty)
     rows = win_rate_rows(found, comparison.opponent, config.model, config.mode)
-    result = {"rows": contents(rows), "judgements": content_of(judgements)}
+    result = {"rows": [row.content() for row in rows], "judgements": content_of(judgements)}
     write_json(comparison.candidate.with_suffix(f".{_short(comparison, config)}.judged.json"), result)
     return rows
 
@@ -172,9 +173,9 @@ def run_sweep(
             say("  " + estimate(comparison.matches(), alpaca.judge, cache).describe())
             continue
         rows = compare(comparison, alpaca.judge, cache, lambda line: say(f"  {line}"))
-        add_rows(store.run(key), BENCHMARK, content_key(alpaca.model_dump(mode="json"), 24), rows)
-        for row in contents(rows):
-            say(f"  {describe(row)}, 95% interval {row['ci_low']:.4f} to {row['ci_high']:.4f}")
+        add_rows(store.run(key), ALPACA_EVAL, content_key(alpaca.model_dump(mode="json"), 24), rows)
+        for row in rows:
+            say(f"  {row.describe()}, 95% interval {row.ci_low:.4f} to {row.ci_high:.4f}")
 
 
 def _generate_all(configs: Sequence[RunConfig], store: Store, settings: EvaluationConfig, say: Say) -> dict[str, Path]:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rcray.config.alpaca_eval import JudgingMode
+from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.errors import DataError, RcrayError
 from rcray.evaluate.arena.judge import Judgement
 from rcray.evaluate.arena.outputs import Match
 from rcray.evaluate.bootstrap import bootstrap
-from rcray.evaluate.rows import Row
+from rcray.records.evaluation import MetricRow
 
-BENCHMARK = "alpaca_eval"
 PENALTY = 0.1  # of phi and psi, against the sum over instructions: a tenth of a pseudo-observation
 _STEPS = 60
 _LARGEST = 20.0  # |theta|: sigmoid is 1 to nine digits, as in a sample of wins only
@@ -90,7 +90,7 @@ def fit(found: Annotations) -> LengthModel:
     return LengthModel(float(theta), float(phi), float(psi))
 
 
-def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> list[Row]:
+def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> list[MetricRow]:
     """Raw and length-controlled win rate, in [0, 1], with bootstrap intervals over instructions."""
     size = len(found.preference)
     note = f"against {opponent}; judge {judge}, mode {mode}; {found.failures} judgements failed; position bias "
@@ -104,8 +104,8 @@ def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> l
         interval = bootstrap(size, statistic)
         value = float(statistic(np.arange(size)[None])[0])
         rows.append(
-            Row(
-                BENCHMARK,
+            MetricRow(
+                ALPACA_EVAL,
                 name,
                 value,
                 interval.stderr,

@@ -22,7 +22,7 @@ def jump_clock(ground: Ground) -> str:
     }
     command = ground.start()
     run = ground.await_moment(command, ground.under_way)
-    courier, trial = command.called("rcray.courier_process").pid, run.read_status()["writer"]["pid"]
+    courier, trial = command.called("rcray.courier_process").pid, run.read_status().writer.pid
     _set(offset, -HOUR)
     ground.await_moment(command, ground.half_done)
     _set(offset, YEAR)

@@ -26,7 +26,7 @@ def flip(path: Path) -> None:
 
 
 def finished_and_unfinished(ground: Ground) -> tuple[RunDir, RunDir]:
-    done = [run for run in ground.runs() if run.read_status()["status"] == "ok"]
+    done = [run for run in ground.runs() if run.read_status().status == "ok"]
     rest = [run for run in ground.runs() if run not in done]
     assert len(done) == len(rest) == 1, "the store is not half done"
     return done[0], rest[0]

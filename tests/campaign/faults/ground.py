@@ -186,7 +186,7 @@ class Ground:
 
 def _is_under_way(run: RunDir, steps: int) -> bool:
     status = run.read_status()
-    return status.get("status") == "running" and steps <= status["step"] < status["total_steps"]
+    return status.status == "running" and steps <= status.step < status.total_steps
 
 
 @contextlib.contextmanager

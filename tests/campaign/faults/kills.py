@@ -20,18 +20,18 @@ def kill_writer(ground: Ground) -> str:
     """The process that trains: a Tune trial, or the worker of a group. It is replaced within the same command."""
     command, run = _disturbed(ground, ground.long_one_under_way)
     before = run.read_status()
-    kill(command.one_of_its_own(before["writer"]["pid"]))
+    kill(command.one_of_its_own(before.writer.pid))
     command.wait(expect=0)
     after = run.read_status()
-    assert after["writer"]["pid"] != before["writer"]["pid"], "the process was not killed"
-    return f"killed at step {before['step']} of {before['total_steps']}; replaced, went on, exit 0"
+    assert after.writer.pid != before.writer.pid, "the process was not killed"
+    return f"killed at step {before.step} of {before.total_steps}; replaced, went on, exit 0"
 
 
 def kill_driver(ground: Ground) -> str:
     command, run = _disturbed(ground, ground.half_done)
     command.kill()
     status = run.read_status()
-    return f"killed at step {status['step']} of {status['total_steps']}, one cell done"
+    return f"killed at step {status.step} of {status.total_steps}, one cell done"
 
 
 def kill_head(ground: Ground) -> str:
@@ -43,7 +43,7 @@ def kill_head(ground: Ground) -> str:
     seconds = time.monotonic() - began
     assert "Ray's head on this machine ended" in said and "the same command continues" in said, said
     assert "*** " not in said and "logging.cc" not in said, f"a stack of C++: {said}"
-    assert run.read_status()["status"] == "pending"
+    assert run.read_status().status == "pending"
     deadline = time.monotonic() + _HEAD_SECONDS
     while left := [process for process in family if process.is_running() and process.status() != "zombie"]:
         assert time.monotonic() < deadline, f"left behind: {left}"

@@ -55,7 +55,7 @@ def full_disk(ground: Ground) -> str:
     command = ground.start()
     run = ground.await_moment(command, ground.half_done)
     filler = ground.store.root / "filler"
-    step = run.read_status()["step"]
+    step = run.read_status().step
     fill(filler)
     said = command.wait(expect=1)
     error = said[said.index("error:") :]

@@ -34,7 +34,7 @@ def check_runs(ground: Ground) -> None:
     for cell in ground.cells():
         run = ground.store.run(cell.run_id)
         status = run.read_status()
-        assert status["status"] == "ok", status
+        assert status.status == "ok", status
         steps = read_dynamics(run.dynamics)["step"].to_pylist()
         assert steps == list(range(1, cell.config.total_steps + 1)), f"{cell.label}: steps {steps}"
         left = sorted(path.name for path in run.path.iterdir() if path.name.startswith((".building", ".old")))

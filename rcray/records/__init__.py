@@ -1,0 +1,1 @@
+"""What is kept of runs: one type, one reader and one writer for each file, and one vocabulary of states."""

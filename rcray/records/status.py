@@ -1,0 +1,90 @@
+"""`status.json`, how far a run is and what became of it, and `adjusted.json`, what was changed so that it could run."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rcray.files import read_json, recover_json, write_json
+from rcray.records.parsing import parser
+from rcray.records.states import State
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The process that trains."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the model kept as the best ranks the probe pairs."""
+
+    accuracy: float
+    margin: float
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run's progress and outcome; the defaults are those of a run that never started."""
+
+    run_id: str = ""
+    label: str = ""
+    fidelity: str = ""
+    attempt: str = ""  # names one launch: a deterministic failure is not tried again within it
+    status: State = State.PENDING
+    error: str = ""
+    step: int = 0
+    total_steps: int | None = None  # known once the data is read
+    seconds: float = 0.0
+    tokens: int = 0
+    in_band: float | None = None  # share of the steps
+    best: Standing | None = None
+    data: str = ""  # which pairs were kept, in words
+    data_fingerprint: str = ""
+    writer: Writer | None = None
+    updated: float = 0.0
+
+
+parse_status = parser(RunStatus)
+
+
+def read_status(path: Path) -> RunStatus:
+    """The status as it stands; an error that names the file where it is damaged."""
+    return read_json(path, RunStatus(), "remove the file; the run goes on from its checkpoint", parse_status)
+
+
+def recover_status(path: Path) -> RunStatus:
+    """The status; a damaged one is set aside, and the run is like one that never started."""
+    then = "the run goes on from its newest checkpoint, or from the start"
+    return recover_json(path, RunStatus(), then, parse_status)
+
+
+def write_status(path: Path, status: RunStatus) -> None:
+    """Writes the status."""
+    write_json(path, asdict(status))
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What was changed so that a run could be carried out at all; the defaults are those of most runs: nothing."""
+
+    field: str = ""
+    asked: int = 0
+    used: int = 0
+    note: str = ""
+    time: float = 0.0
+
+
+_parse_adjustment = parser(Adjustment)
+
+
+def read_adjustment(path: Path) -> Adjustment:
+    """What was changed. Nothing else tells it, so a damaged file is not passed over."""
+    fix = f"put the file back, or remove {path.parent}: the run is done again"
+    return read_json(path, Adjustment(), fix, _parse_adjustment)
+
+
+def write_adjustment(path: Path, adjustment: Adjustment) -> None:
+    """Writes down what was changed."""
+    write_json(path, asdict(adjustment))
