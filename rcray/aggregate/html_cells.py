@@ -1,8 +1,9 @@
-"""The part of the page about single runs: status, metrics, files, configuration, and the way to its figure."""
+"""What the page says of single runs: status, metrics, files, configuration, and the way to its other seeds."""
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,77 +11,66 @@ import yaml
 
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.groups import setting_key
-from rcray.aggregate.html_parts import chip, text
 from rcray.aggregate.tables import number
 
-_WITH_CONFIGURATION = 500  # runs whose settings the page spells out; past that it would be tens of megabytes
+WITH_CONFIGURATION = 500  # runs whose settings the page spells out; past that it would be tens of megabytes
 
 
-def cells(results: Sequence[CellResult], folder: Path) -> str:
-    """A foldable block per run; links are relative to `folder`, where the page is."""
-    if not results:
-        return ""
-    spelled_out = len(results) <= _WITH_CONFIGURATION
+@dataclass(frozen=True)
+class CellBlock:
+    """One run as the page folds it away; an empty field is left out."""
+
+    run_id: str
+    status: str
+    label: str
+    progress: str
+    error: str
+    metrics: list[tuple[object, ...]]  # name, value, standard error, interval, n, protocol
+    dynamics: str
+    siblings: list[tuple[str, int]]  # run id and seed
+    files: list[tuple[str, str]]  # link and name
+    config: str
+
+
+def cell_blocks(results: Sequence[CellResult], folder: Path) -> list[CellBlock]:
+    """A block per run; links are relative to `folder`, where the page is."""
+    spelled_out = len(results) <= WITH_CONFIGURATION
     seeds: dict[str, list[CellResult]] = {}
     if spelled_out:
         for result in results:
             seeds.setdefault(setting_key(result.cell.config), []).append(result)
-    siblings = {r.cell.run_id: group for group in seeds.values() for r in group if len(group) > 1}
-    items = "".join(_cell(r, folder, siblings.get(r.cell.run_id, []), spelled_out) for r in results)
-    short = "" if spelled_out else " With so many of them, settings stand only in each run's own files."
-    return (
-        '<section id="cells"><h2>Cells</h2><p class="soft">One run each; a run is named by its content, so the same '
-        f"cell in another experiment is the same directory.{short}</p>{items}</section>"
-    )
+    siblings = {r.cell.run_id: group for group in seeds.values() for r in group}
+    return [_block(result, folder, siblings.get(result.cell.run_id, []), spelled_out) for result in results]
 
 
-def _cell(result: CellResult, folder: Path, siblings: Sequence[CellResult], spelled_out: bool) -> str:
-    progress = f"{result.step} of {result.total_steps or '?'} steps"
-    parts = []
-    if result.error:
-        parts.append(f"<pre>{text(result.error)}</pre>")
-    if spelled_out and result.metrics and result.ok:
-        parts.append(_metrics(result))
-    if result.summary is not None:
-        parts.append(f"<p>{text(dynamics_sentence(result))}</p>")
-    if siblings:
-        links = ", ".join(
-            f'<a href="#run-{text(other.cell.run_id)}">seed {other.seed}</a>'
-            for other in siblings
-            if other.cell.run_id != result.cell.run_id
-        )
-        parts.append(f"<p>Other seeds of this setting: {links}.</p>")
+def _block(result: CellResult, folder: Path, siblings: Sequence[CellResult], spelled_out: bool) -> CellBlock:
     run = result.run
     files = [run.config, run.status, run.evaluation, run.dynamics, run.final] if spelled_out else [run.path]
-    base = quote(os.path.relpath(run.path, folder))
-    links = ", ".join(
-        f'<a href="{base}{"" if path == run.path else "/" + path.name}">{text(path.name)}</a>'
-        for path in files
-        if path.exists()
-    )
-    parts.append(f"<p>Files: {links or 'none yet'}.</p>")
-    if spelled_out:
-        config = yaml.safe_dump(result.cell.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        parts.append(f"<details><summary>Configuration</summary><pre>{text(config)}</pre></details>")
-    return (
-        f'<details class="cell" id="run-{text(result.cell.run_id)}"><summary>{chip(result.status)}'
-        f"<span>{text(result.cell.label)}</span>"
-        f'<span class="mono">{text(result.cell.run_id)}</span><span class="push">{text(progress)}, '
-        f"{text(duration(result.seconds))}</span></summary><div>{''.join(parts)}</div></details>"
+    return CellBlock(
+        run_id=result.cell.run_id,
+        status=result.status,
+        label=result.cell.label,
+        progress=f"{result.step} of {result.total_steps or '?'} steps, {duration(result.seconds)}",
+        error=result.error,
+        metrics=list(_metrics(result)) if spelled_out and result.ok else [],
+        dynamics=dynamics_sentence(result) if result.summary is not None else "",
+        siblings=[(r.cell.run_id, r.seed) for r in siblings if r.cell.run_id != result.cell.run_id],
+        files=[(quote(os.path.relpath(path, folder)), path.name) for path in files if path.exists()],
+        config=_settings(result) if spelled_out else "",
     )
 
 
-def _metrics(result: CellResult) -> str:
-    rows = []
+def _settings(result: CellResult) -> str:
+    return yaml.safe_dump(result.cell.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _metrics(result: CellResult) -> Iterator[tuple[object, ...]]:
     for name, m in result.metrics.items():
         interval = "–" if math.isnan(m.ci_low) else f"{number(m.ci_low, 4)} to {number(m.ci_high, 4)}"
         error = "–" if math.isnan(m.stderr) else number(m.stderr, 4)
         value = number(m.value, 4) if m.ok else f"{m.status}: {m.reason}" if m.reason else m.status
         protocol = ", ".join(f"{key.replace('_', ' ')} {word}" for key, word in m.protocol) or "–"
-        rows.append((name, value, error, interval, m.n, protocol))
-    head = "".join(f"<th>{name}</th>" for name in ("Metric", "Value", "Std. error", "Interval", "n", "Measured with"))
-    body = "".join("<tr>" + "".join(f"<td>{text(field)}</td>" for field in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        yield name, value, error, interval, m.n, protocol
 
 
 def dynamics_sentence(result: CellResult) -> str:

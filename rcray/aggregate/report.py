@@ -112,8 +112,7 @@ def _names(experiments: Sequence[Experiment]) -> tuple[str, str, str]:
 
 
 def _write(page: "Page", plots: Iterable["Plot"]) -> Report:
-    from rcray.aggregate.html import to_html
-    from rcray.aggregate.html_parts import PlacedPlot
+    from rcray.aggregate.html import PlacedPlot, to_html
 
     folder = page.folder
     tables = _write_tables(folder, page.catalogue)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def test_the_tree_names_every_module_and_nothing_else():
                 named.add(("" if len(entry.group(1)) == 2 else folder) + name)
     modules = {str(path.relative_to(ROOT / "rcray")) for path in (ROOT / "rcray").rglob("*.py")}
     assert named == {module for module in modules if not module.endswith("__init__.py")}
+
+
+def test_an_installed_package_has_its_data_files():
+    """What is not Python is in a wheel only if a pattern of pyproject.toml names it."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {path for name, globs in patterns.items() for glob in globs for path in _files(name, glob)}
+    others = {path for path in (ROOT / "rcray").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert packed == others
+
+
+def _files(package, pattern):
+    return (ROOT / package.replace(".", "/")).glob(pattern)
 
 
 def test_the_example_experiment_expands():
