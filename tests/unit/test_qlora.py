@@ -113,8 +113,8 @@ def test_merged_for_export(trained, tmp_path):
 
 def test_evaluated_as_trained(trained):
     config, store, _ = trained
-    rows = {row["metric"]: row for row in evaluate_run(config, store).rows}
-    assert rows["margin"]["value"] > 0
+    rows = {row.metric: row for row in evaluate_run(config, store).rows}
+    assert rows["margin"].value > 0
 
 
 # -- gradients through 4-bit weights
