@@ -15,7 +15,7 @@ from rcray.sweep.grid import expand
 from tests.ray.heads import free_ports, running_head
 from tests.small_runs import SMALL
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("jobs")]  # in order, on one head
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
@@ -116,7 +116,7 @@ def test_ray_job_submit_continues_the_same_store(project, head):
     """After the test above: everything is cached, and the second job trains nothing."""
     command = [RAY, "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--"]
     done = subprocess.run(
-        [*command, "python", "-m", "rcray", "sweep", "small.yaml", "--no-tracking"],
+        [*command, "python", "-m", "rcray", "sweep", "small.yaml", "--no-tracking", "--no-figures"],
         cwd=project,
         env=head.environment,
         capture_output=True,
