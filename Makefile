@@ -2,8 +2,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# Two tests at a time, in the order of tests/conftest.py; the ten slowest are printed.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=10
+# Two files at a time, in the order of tests/conftest.py: what a file shares is made once. The ten slowest are printed.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 STORE ?= rcray-store
 
 .PHONY: help quickstart test test-slow test-browser lint campaign bench clean

@@ -22,14 +22,8 @@ settings.load_profile("rcray")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An order for two workers: what may take longest first, so that the short ones fill up the end.
-
-    A test without Ray stays with the others of its file on one worker, so that what the file shares is made once.
-    """
+    """An order for two workers: what may take longest first, so that the short ones fill up the end."""
     items.sort(key=_rank)
-    for item in items:
-        if not item.get_closest_marker("xdist_group") and not item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def _rank(item: pytest.Item) -> tuple[bool, float]:

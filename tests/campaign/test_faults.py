@@ -25,15 +25,10 @@ def campaign(tmp_path_factory, model_cache):
     return Campaign(tmp_path_factory.mktemp("faults"), model_cache)
 
 
-def _in_halves(faults):
-    """For two workers: each fault takes a minute, and the first of a worker also the undisturbed sweep."""
-    return [pytest.param(f, marks=pytest.mark.xdist_group(f"faults-{i % 2}"), id=f.name) for i, f in enumerate(faults)]
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("fault", _in_halves(HERE))
+@pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.name)
 def test_the_same_command_brings_the_same_tables(campaign, fault, capsys):
     result = campaign.run(fault)
     with capsys.disabled():

@@ -35,8 +35,11 @@ def _sweep(file, store):
 
 
 def sweep_here(file, store, *options, expect=0):
-    """The same command inside this process, on the Ray that it is connected to; returns what it said."""
-    done = CliRunner().invoke(app, [*_sweep(file, store), *options])
+    """The same command inside this process, on the Ray that it is connected to; returns what it said.
+
+    One cell at a time, unless told otherwise: starting a second process takes longer than such cells.
+    """
+    done = CliRunner().invoke(app, [*_sweep(file, store), "--concurrency", "1", *options])
     assert done.exit_code == expect and isinstance(done.exception, SystemExit | None), done.output
     return done.output
 

@@ -15,7 +15,7 @@ from rcray.sweep.grid import expand
 from tests.ray.heads import free_ports, running_head
 from tests.small_runs import SMALL
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("jobs")]  # in order, on one head
+pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")

@@ -9,7 +9,7 @@ from rcray.sweep.grid import expand
 from tests.ray.sweeping import sweep_here, write_experiment
 from tests.small_runs import SMALL
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("searches")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_asha_stops_what_falls_behind(one_ray, store, tmp_path):
@@ -27,7 +27,7 @@ def test_asha_stops_what_falls_behind(one_ray, store, tmp_path):
         },
     )
     cells = expand(load_experiment(file))
-    output = sweep_here(file, store, "--no-tracking")
+    output = sweep_here(file, store, "--no-tracking", "--concurrency", "2")
     ledger = json.loads((store.experiment("small") / "ledger.json").read_text())
     steps = {entry["run_id"]: entry["step"] for entry in ledger["cells"]}
     assert set(ledger["tally"]) == {"ok", "stopped"}

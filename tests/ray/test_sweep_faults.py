@@ -12,7 +12,7 @@ from rcray.train.dynamics import read_dynamics
 from tests.ray.sweeping import sweep_here, tracked, write_experiment
 from tests.small_runs import SMALL
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("sweep_faults")]
+pytestmark = pytest.mark.ray
 
 
 def ledger_of(store):

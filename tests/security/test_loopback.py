@@ -36,7 +36,7 @@ def all_on_loopback(found, expected):
 
 def test_a_sweep_listens_on_loopback_alone(store, tmp_path):
     file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["dpo", "cpo"]})
-    found = watched("sweep", file, "--store", store.root, "--no-tracking", "--no-figures")
+    found = watched("sweep", file, "--store", store.root, "--no-tracking", "--no-figures", "--concurrency", 1)
     all_on_loopback(found, {*RAY, "sweep"})
 
 
