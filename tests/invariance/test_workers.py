@@ -1,7 +1,5 @@
 """Two workers, with whole or with sharded models, make the step one process makes; checkpoints fit them all."""
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +18,7 @@ from rcray.train.parts import score_source
 from rcray.train.sharded import is_sharded, whole_weights
 from rcray.train.step import Scoring, StepState, Update, Workers, optimizer_step
 from tests.math.test_one_backward import half, make_batch
+from tests.ray.heads import free_ports
 
 PAIRS = 4
 
@@ -92,15 +91,9 @@ def worker(rank, port, directory, method, results):
     dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.parametrize(("method", "architecture"), [("full", "tiny-neox"), ("lora", "tiny-mistral")])
 def test_whole_or_sharded_it_is_one_training(quick_cache, tmp_path, method, architecture):
-    mp.spawn(worker, (free_port(), str(quick_cache / architecture), method, tmp_path), nprocs=2)
+    mp.spawn(worker, (*free_ports(1), str(quick_cache / architecture), method, tmp_path), nprocs=2)
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     for way in ("ddp", "fsdp"):
         for expected, got in zip(found["rows"]["one"], found["rows"][way], strict=True):

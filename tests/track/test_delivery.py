@@ -10,19 +10,14 @@ from rcray.records.columns import METRICS
 from rcray.store import Store
 from rcray.track.book import Book, DeliveryBusyError
 from rcray.track.describe import flatten, params_of
-from rcray.track.tracker import POINTS_PER_CALL, MemoryTracker
+from rcray.track.tracker import POINTS_PER_CALL
 from tests.track.in_memory import URI, delivery_to, kept
 from tests.track.stored_runs import evaluate, finish, four_cells, make_cell, row_of, set_status, train_to
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store.open(tmp_path / "store")
-
-
-@pytest.fixture
-def tracker():
-    return MemoryTracker()
+def store(empty_store):
+    return empty_store
 
 
 def test_a_sweep_is_one_parent_and_a_nested_run_per_cell(store, tracker):

@@ -2,20 +2,14 @@
 
 import pytest
 
-from rcray.store import Store
 from rcray.track.tracker import MemoryTracker, TrackerUnavailableError
 from tests.track.in_memory import delivery_to, kept
 from tests.track.stored_runs import finish, make_cell, train_to
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store.open(tmp_path / "store")
-
-
-@pytest.fixture
-def tracker():
-    return MemoryTracker()
+def store(empty_store):
+    return empty_store
 
 
 class FailsAt(MemoryTracker):
