@@ -9,7 +9,7 @@ from tests.campaign.faults.campaign import BY_NAME, FAULTS, Campaign
 ROOT = Path(__file__).parents[2]
 #: Left to `make campaign`, with the tests that prove most of the same: the rest is the comparison of the tables.
 ELSEWHERE = {
-    "worker": ["tests/ray/test_sweeps.py"],
+    "worker": ["tests/ray/test_groups.py"],
     "driver": ["tests/ray/test_sweeps.py"],
     "mlflow-server": ["tests/track/test_sweeps_tracked.py"],
     "read-only-store": ["tests/unit/test_store.py"],

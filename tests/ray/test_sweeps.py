@@ -8,10 +8,9 @@ import subprocess
 import pytest
 
 from rcray.config import load_experiment
-from rcray.models.trained import load_trained
 from rcray.sweep.grid import expand
 from rcray.train.dynamics import read_dynamics
-from tests.ray.sweeping import RCRAY, environment, run, sweep_command, tracked, wait_for, write_experiment
+from tests.ray.sweeping import environment, run, sweep_command, tracked, wait_for, write_experiment
 from tests.small_runs import SMALL
 
 pytestmark = pytest.mark.ray
@@ -63,79 +62,6 @@ def test_a_killed_sweep_continues(store, tmp_path):
             json.loads(runs[key].evaluation.read_text())["rows"][0]["value"]
         )
     assert parents[0].info.status == "FINISHED"
-
-
-def test_two_workers_equal_one_process(store, tmp_path):
-    """A real process group under Ray Train: the same records as inside one process."""
-    file = write_experiment(tmp_path / "small.yaml", run={**SMALL, "objective": "cpo", "calibration": True})
-    key = expand(load_experiment(file))[0].run_id
-    rows = []
-    for workers in (2, 0):
-        settings = ["--no-tracking", "--set", f"execution.workers={workers}"]
-        run([*RCRAY, "train", str(file), "--store", str(store.root), *settings])
-        rows.append(read_dynamics(store.run(key).dynamics).to_pandas())
-        store.run(key).path.rename(tmp_path / f"workers-{workers}")
-    for name in ("loss", "z_w", "z_l", "d_w", "rho", "log_r", "log_alpha", "grad_norm", "probe_z_w", "tokens"):
-        assert (rows[0][name] - rows[1][name]).abs().max() < 1e-4, name
-    assert rows[0]["pathway_predicted"].equals(rows[1]["pathway_predicted"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_sharded_group_equals_one_process(store, tmp_path, method):
-    """FSDP2 under Ray Train: the records and the saved model of a run inside one process."""
-    model = {"name": "tiny-neox", "method": method, "lora": {"r": 4, "alpha": 8}}
-    file = write_experiment(
-        tmp_path / "small.yaml", run={**SMALL, "model": model, "objective": "dpo", "calibration": True}
-    )
-    key = expand(load_experiment(file))[0].run_id
-    found = []
-    for settings in (("workers=2", "parallel=fsdp", "keep_best=true"), ("workers=0",)):
-        options = [part for setting in settings for part in ("--set", f"execution.{setting}")]
-        run([*RCRAY, "train", str(file), "--store", str(store.root), "--no-tracking", *options])
-        place = store.run(key)
-        weights = dict(load_trained(place.final, store.cache).model.named_parameters())
-        found.append((read_dynamics(place.dynamics).to_pandas(), weights))
-        assert place.best.exists() == ("keep_best=true" in settings)
-        place.path.rename(tmp_path / settings[0])
-    (sharded, weights_sharded), (whole, weights_whole) = found
-    for name in ("loss", "z_w", "rho", "log_r", "log_alpha", "grad_norm", "probe_z_w"):
-        gap = (sharded[name] - whole[name]).abs()
-        assert gap[:2].max() < 1e-4, name
-        assert gap.max() < 2e-2, name  # Adam blows up what rounding left of gradients that are zero
-    assert weights_sharded.keys() == weights_whole.keys()
-    apart = [(weights_sharded[n] - weights_whole[n]).abs().mean().item() for n in weights_whole]
-    assert max(apart) < 1e-4  # a step is 1e-4: eight of them would leave more than that
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_the_run_goes_on(store, tmp_path):
-    """SIGKILL of the worker that writes: Ray Train makes a new group, which resumes from the last checkpoint."""
-    settings = {**SMALL, "data": {"train_pairs": 640, "eval_pairs": 16}, "objective": "cpo", "calibration": True}
-    file = write_experiment(tmp_path / "small.yaml", run=settings)
-    key = expand(load_experiment(file))[0].run_id
-    status = store.run(key).read_status
-    command = [*RCRAY, "train", str(file), "--store", str(store.root), "--no-tracking"]
-    process = subprocess.Popen(
-        [*command, "--set", "execution.workers=2"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        wait_for(lambda: status().step >= 6, process)
-        first = status().writer.pid
-        os.kill(first, signal.SIGKILL)
-        output = process.communicate(timeout=180)[0].decode()
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
-    assert status().status == "ok"
-    assert status().writer.pid != first
-    disturbed = read_dynamics(store.run(key).dynamics).to_pandas()
-    store.run(key).path.rename(tmp_path / "disturbed")
-    run(command)
-    undisturbed = read_dynamics(store.run(key).dynamics).to_pandas()
-    assert disturbed["step"].tolist() == list(range(1, 81))
-    for name in ("loss", "z_w", "log_r", "log_alpha", "grad_norm"):
-        assert (disturbed[name] - undisturbed[name]).abs().max() < 1e-3, name
 
 
 @pytest.mark.slow
