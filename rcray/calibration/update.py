@@ -30,7 +30,7 @@ LOSER_SHARE = 0.75  # of the margin's growth; the default
 WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall; the default
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
 DRIFT_MEMORY = 64.0  # pairs
-RESPONSE_WEIGHT = 0.3  # of a new look in the average
+RESPONSE_WEIGHT = 0.15  # of a new look in the average
 #: Bound of |log alpha|: past it one side is 400 times as heavy as the other, and no band was ever seen there.
 WIDEST_LOG_ALPHA = 3.0
 _HALVINGS = 14  # of the interval between the bounds: log alpha to 4e-4
@@ -248,8 +248,8 @@ class UpdateCalibrator:
 
         f + alpha b_w - b_l / alpha = -drift(q) / HORIZON
 
-    f is what the optimizer's memory does to q whatever the gradient, b_w and b_l what the two branches do to it, averaged
-    over looks.
+    f is what the optimizer's memory does to q whatever the gradient, b_w and b_l what the two branches do to it,
+    averaged over looks.
     """
 
     def __init__(self, loser_share: float = LOSER_SHARE):

@@ -231,6 +231,10 @@ class PlainPart:
         """Keeps the weights."""
         self.weights = weights
 
+    def scores(self) -> SideScores:
+        """None are measured."""
+        return SideScores([], [])
+
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """From the log-probabilities."""
         self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))

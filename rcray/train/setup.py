@@ -91,8 +91,8 @@ def step_state(
     group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
     looks = None
     if calibration.look_every:
-        together = {"reduce": group.reduce, "sum_gradients": group.sum_gradients}
-        looks = Looks(policy, optimizer, train.clip_norm, rank=rank, **together)
+        reduce, summed = group.reduce, group.sum_gradients
+        looks = Looks(policy, optimizer, train.clip_norm, rank=rank, reduce=reduce, sum_gradients=summed)
     return StepState(
         policy=policy,
         scoring=Scoring(

@@ -317,11 +317,9 @@ def _decide(state: StepState, window: Window) -> Decision:
     else:
         scores = summarise(window.scores.w, window.scores.l, reduce, pairs=window.pairs)
     stats = statistics(*means, scores)
-    decision = observe(stats)
-    if isinstance(state.calibrator, Calibrator):
-        decision = state.calibrator.update(stats)
-        if state.guarding:  # back to the objective's own ratio, if calibration weighs the winner less
-            decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
+    decision = state.calibrator.update(stats) if isinstance(state.calibrator, Calibrator) else observe(stats)
+    if state.guarding:  # back to the objective's own ratio, if calibration weighs the winner less
+        decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
 
     def seen_by(other: SideScores) -> Statistics | None:
         """The same objective, from other scores."""
