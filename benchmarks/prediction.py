@@ -51,28 +51,30 @@ def judgements(job: tuple[str, str, int, int, Path]) -> tuple[str, str, list[Jud
 def _watched(training: Training, steps: int) -> Sequence[Judgement]:
     seen: list[Judgement] = []
     predicted, heads = [0.0, 0.0], []
-    before = _likelihoods(training, [training.probe])
+    before = held_out = [0.0, 0.0]
     for step in range(steps):
-        index = training.schedule.micro_batches(step)
-        batches = [collate(training.data.pairs, rows) for rows in index]
+        batches = [collate(training.data.pairs, rows) for rows in training.schedule.micro_batches(step)]
         assert training.fresh is not None
         fresh = training.fresh.at(step)
-        start = _likelihoods(training, batches) if fresh else [0.0, 0.0]
+        ends = step % INTERVAL == 0
+        if ends:  # before the update, as a look
+            before, held_out = held_out, _likelihoods(training, [training.probe])
+        start = _likelihoods(training, batches) if fresh else []
         row = row_of(optimizer_step(training.state, batches, step + 1, fresh))
         if fresh:
-            moved = [b - a for a, b in zip(start, _likelihoods(training, batches), strict=True)]
+            moved = _change(start, _likelihoods(training, batches))
             seen.append(_judge("batch", moved, [row["batch_dz_w"], row["batch_dz_l"]], row["pathway_head"]))
             if step:
                 predicted = [predicted[0] + row["predicted_dz_w"], predicted[1] + row["predicted_dz_l"]]
-        if step and step % INTERVAL == 0:  # the look of this step saw the weights before its update, as the probe did
-            seen.append(
-                _judge("probe", [a - b for a, b in zip(held_out, before, strict=True)], predicted, _most(heads))
-            )
-            before, predicted, heads = held_out, [0.0, 0.0], []
+        if ends and step:
+            seen.append(_judge("probe", _change(before, held_out), predicted, _most(heads)))
+            predicted, heads = [0.0, 0.0], []
         heads.append(row["pathway_head"])
-        if (step + 1) % INTERVAL == 0:
-            held_out = _likelihoods(training, [training.probe])
     return seen
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [b - a for a, b in zip(before, after, strict=True)]
 
 
 def _likelihoods(training: Training, batches: Sequence[Batch]) -> list[float]:
