@@ -5,7 +5,8 @@ experiment file that contains that training fills it. The same layouts serve oth
 declaration lists.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rcray.aggregate.published import BASELINE, Place
@@ -57,33 +58,28 @@ class TableSpec:
 
     def rows(self) -> list[RowSpec]:
         """Every row, in the paper's order."""
-        found = []
-        for model, data in self.groups:
-            group = group_title(model, data, [known for known, _ in self.groups])
-            for objective in self.objectives:
-                without = Place(model, data, objective, rc=False, epochs=self.epochs[0])
-                if self.axis == "rc":
-                    name = objective_title(objective)
-                    found.append(RowSpec(group, (name, "w/o"), without))
-                    found.append(RowSpec(group, (name, "w/"), _with_rc(without), without))
-                elif self.axis == "ema":
-                    found.append(RowSpec(group, ("w/o RC",), without))
-                    found += [
-                        RowSpec(group, (f"{beta:g}",), _with_rc(without, ema_beta=beta), without) for beta in self.betas
-                    ]
-                else:
-                    found.append(RowSpec(group, ("Baseline", ""), Place(model, data, BASELINE, rc=False, epochs=0)))
-                    for rc in (False, True):
-                        for epochs in self.epochs:
-                            plain = Place(model, data, objective, rc=False, epochs=epochs)
-                            place, against = (_with_rc(plain), plain) if rc else (plain, None)
-                            label = "w/ RC" if rc else "w/o RC"
-                            found.append(RowSpec(group, (label, str(epochs)), place, against))
-        return found
+        return [row for model, data in self.groups for objective in self.objectives for row in
+                self._rows(Place(model, data, objective, rc=False, epochs=self.epochs[0]))]  # fmt: skip
+
+    def _rows(self, without: Place) -> Iterator[RowSpec]:
+        group = group_title(without.model, without.data, [model for model, _ in self.groups])
+        if self.axis == "rc":
+            name = objective_title(without.objective)
+            yield RowSpec(group, (name, "w/o"), without)
+            yield RowSpec(group, (name, "w/"), _with_rc(without), without)
+        elif self.axis == "ema":
+            yield RowSpec(group, ("w/o RC",), without)
+            for beta in self.betas:
+                yield RowSpec(group, (f"{beta:g}",), _with_rc(without, ema_beta=beta), without)
+        else:
+            yield RowSpec(group, ("Baseline", ""), replace(without, objective=BASELINE, epochs=0))
+            plain = [replace(without, epochs=epochs) for epochs in self.epochs]
+            yield from (RowSpec(group, ("w/o RC", str(place.epochs)), place) for place in plain)
+            yield from (RowSpec(group, ("w/ RC", str(place.epochs)), _with_rc(place), place) for place in plain)
 
 
 def _with_rc(place: Place, ema_beta: float | None = None) -> Place:
-    return Place(place.model, place.data, place.objective, rc=True, epochs=place.epochs, ema_beta=ema_beta)
+    return replace(place, rc=True, ema_beta=ema_beta)
 
 
 def objective_title(name: str) -> str:

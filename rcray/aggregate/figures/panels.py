@@ -20,6 +20,7 @@ from rcray.aggregate.figures.style import (
     running_median,
     thin,
 )
+from rcray.aggregate.summary import IN_BAND, STEPS
 
 _OWN_SCALE = 3.0  # two band panels share an axis unless one spans this many times the other
 _COLUMNS = (
@@ -41,9 +42,9 @@ class Drawn:
 
 def read(result: CellResult | None) -> Drawn | None:
     """The records of a run; None where there are none."""
-    if result is None or result.summary is None:
+    if result is None or not result.recorded:
         return None
-    return Drawn(result, result.dynamics(_COLUMNS), result.summary.in_band, result.summary.steps)
+    return Drawn(result, result.dynamics(_COLUMNS), result.value(IN_BAND), int(result.value(STEPS)))
 
 
 def band_limits(run: Drawn | None) -> Limits | None:
@@ -104,7 +105,7 @@ def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None)
     axis.plot(
         steps[every], running_median(records["log_r"])[every], color=VERMILLION, linewidth=1.8, label=r"$\log\,r$"
     )
-    axis.set_title(f"{title}: {100 * run.in_band:.0f}% of steps inside", loc="left")
+    axis.set_title(f"{title}: {run.in_band:.0%} of steps inside", loc="left")
     if not run.result.ok:
         stopped = f"{run.result.status}, {run.steps} steps recorded"
         axis.text(0.98, 0.98, stopped, transform=axis.transAxes, ha="right", va="top", style="italic")
