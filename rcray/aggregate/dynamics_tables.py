@@ -3,22 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from rcray.aggregate import summary
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.estimators import EstimatorPair
 from rcray.aggregate.groups import NO_RECORDS, Comparison, Setting, has_seeds
-from rcray.aggregate.summary import (
-    CENTRE_GAP,
-    IN_BAND,
-    IN_BAND_FULL,
-    PREDICTED,
-    RHO,
-    RHO_CORRELATION,
-    SAME_SIDE,
-    SKIPPED,
-    STEPS,
-    WIDTH_GAP,
-    confusion,
-)
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.records.columns import PATHWAYS
 
@@ -26,18 +14,23 @@ _HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", ali
 NO_PROBE = "not probed"
 
 
+def _share(key: str, title: str, metric: str = "", help: str = "", *, bar: bool = True, spread: bool = False) -> Column:
+    return Column(key, title, help, metric=metric, percent=True, bar=bar, spread=spread)
+
+
 def pathways_table(comparisons: Sequence[Comparison]) -> Table:
     """Share of steps inside the band and on each predicted pathway, cell by cell."""
     several = has_seeds(setting for c in comparisons for setting in c.settings)
     columns = (
-        Column("in_band_percent", "In band (%)", "steps inside the band", metric=IN_BAND, percent=True, bar=True,
-               spread=several),
-        *(Column(f"pathway_{name}_percent", f"{name} (%)", meaning, metric=PREDICTED[name], percent=True, bar=True,
-                 spread=several) for name, meaning in PATHWAYS.items()),
-        Column("skipped_percent", "Left alone (%)", "steps that calibration left alone", metric=SKIPPED, percent=True,
-               spread=several),
-        Column("rho", "Median ρ", "median cosine of the scores", metric=RHO, digits=3, spread=several),
-        Column("steps", "Steps", "recorded optimizer steps", metric=STEPS, digits=0),
+        _share("in_band_percent", "In band (%)", summary.IN_BAND, "steps inside the band", spread=several),
+        *(
+            _share(f"pathway_{name}_percent", f"{name} (%)", summary.PREDICTED[name], meaning, spread=several)
+            for name, meaning in PATHWAYS.items()
+        ),
+        _share("skipped_percent", "Left alone (%)", summary.SKIPPED, "steps that calibration left alone",
+               bar=False, spread=several),
+        Column("rho", "Median ρ", "median cosine of the scores", metric=summary.RHO, digits=3, spread=several),
+        Column("steps", "Steps", "recorded optimizer steps", metric=summary.STEPS, digits=0),
     )  # fmt: skip
     return Table(
         title="Band and predicted pathways, per cell",
@@ -60,7 +53,7 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
         if not recorded:
             word = NO_RECORDS if setting.finished else setting.word
             return [Entry(word, tone="status", runs=setting.run_ids)] * 4
-        counts = confusion(row for result in recorded for row in result.metrics.values())
+        counts = summary.confusion(row for result in recorded for row in result.metrics.values())
         intervals = sum(row.total() for row in counts.values())
         if not intervals:
             return [Entry(NO_PROBE, tone="absent")] * 3 + [Entry(value=0.0)]
@@ -94,7 +87,7 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
 
 def confusion_table(results: Sequence[CellResult]) -> Table | None:
     """Predicted against realised pathways, all finished cells together; None without a probe."""
-    counts = confusion(row for result in results if result.ok for row in result.metrics.values())
+    counts = summary.confusion(row for result in results if result.ok for row in result.metrics.values())
     if not counts:
         return None
     words = [word for word in PATHWAYS if word in counts or any(word in row for row in counts.values())]
@@ -111,7 +104,7 @@ def confusion_table(results: Sequence[CellResult]) -> Table | None:
             Column("predicted", "Predicted", align="left"),
             *(Column(f"realised_{word}", word, PATHWAYS[word], digits=0) for word in words),
             Column("intervals", "Intervals", digits=0),
-            Column("agreement_percent", "Agreement (%)", percent=True, bar=True),
+            _share("agreement_percent", "Agreement (%)"),
         ),
         rows=tuple(rows),
         name="pathway-confusion",
@@ -122,16 +115,16 @@ def head_full_table(pairs: Sequence[EstimatorPair]) -> Table | None:
     """The band of the head (or last adapters) against that of all parameters; None where no run has both."""
     if not pairs:
         return None
+    gap = "median |log r* - log r* of all parameters|"
     columns = (
-        Column("same_side_percent", "Same side (%)", metric=SAME_SIDE, percent=True, bar=True),
-        Column("in_band_percent", "In band, head (%)", metric=IN_BAND, percent=True, bar=True),
-        Column("in_band_full_percent", "In band, full (%)", metric=IN_BAND_FULL, percent=True, bar=True),
-        Column("centre_gap", "Centre gap (nats)", "median |log r* - log r* of all parameters|", metric=CENTRE_GAP,
-               digits=3),
-        Column("width_gap", "Half-width gap (nats)", metric=WIDTH_GAP, digits=3),
-        Column("rho_correlation", "Correlation of ρ", metric=RHO_CORRELATION, digits=3),
+        _share("same_side_percent", "Same side (%)", summary.SAME_SIDE),
+        _share("in_band_percent", "In band, head (%)", summary.IN_BAND),
+        _share("in_band_full_percent", "In band, full (%)", summary.IN_BAND_FULL),
+        Column("centre_gap", "Centre gap (nats)", gap, metric=summary.CENTRE_GAP, digits=3),
+        Column("width_gap", "Half-width gap (nats)", metric=summary.WIDTH_GAP, digits=3),
+        Column("rho_correlation", "Correlation of ρ", metric=summary.RHO_CORRELATION, digits=3),
         Column("steps", "Steps", digits=0),
-    )  # fmt: skip
+    )
     return Table(
         title="The band of the head against the band of all parameters",
         notes=(
@@ -151,8 +144,8 @@ def _pair_entry(pair: EstimatorPair, column: Column) -> Entry:
     if not pair.metrics:
         return Entry(pair.word, tone="status", runs=pair.runs)
     if not column.metric:
-        return Entry(value=float(pair.metrics[SAME_SIDE].n))
-    row = pair.head.metrics[IN_BAND] if column.metric == IN_BAND else pair.metrics[column.metric]
+        return Entry(value=float(pair.metrics[summary.SAME_SIDE].n))
+    row = pair.head.metrics[summary.IN_BAND] if column.metric == summary.IN_BAND else pair.metrics[column.metric]
     return Entry(value=row.value, runs=pair.runs) if row.ok else Entry(row.status, tone="absent")
 
 

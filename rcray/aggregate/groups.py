@@ -134,28 +134,21 @@ class Comparison:
 
 def compare(results: Sequence[CellResult]) -> list[Comparison]:
     """Groups results into comparisons, in the order in which they first appear; models stay together."""
-    by_pair: dict[str, dict[str, list[CellResult]]] = {}
-    for result in results:
-        config = result.cell.config
-        by_pair.setdefault(pair_key(config), {}).setdefault(setting_key(config), []).append(result)
-    pairs = [[_seeds(group) for group in settings.values()] for settings in by_pair.values()]
-    models = list(dict.fromkeys(pair[0].config.model.name for pair in pairs))
-    pairs.sort(key=lambda pair: models.index(pair[0].config.model.name))  # stable
-    variants = _variants([_without_rc(pair[0].config) for pair in pairs])
-    comparisons = []
-    for pair, variant in zip(pairs, variants, strict=True):
-        calibrated = [setting for setting in pair if setting.calibrated]
-        named = zip(calibrated, _variants([setting.config for setting in calibrated]), strict=True)
-        comparisons.append(
-            Comparison(
-                model=pair[0].config.model.name,
-                objective=pair[0].config.objective_title,
-                variant=variant,
-                without=next((setting for setting in pair if not setting.calibrated), None),
-                with_rc=tuple(Setting(setting.results, name) for setting, name in named),
-            )
+    pairs: dict[str, list[Setting]] = {}
+    for setting in _by_setting(results):
+        pairs.setdefault(pair_key(setting.config), []).append(setting)
+    models = list(dict.fromkeys(result.cell.config.model.name for result in results))
+    ordered = sorted(pairs.values(), key=lambda pair: models.index(pair[0].config.model.name))  # stable
+    return [
+        Comparison(
+            model=pair[0].config.model.name,
+            objective=pair[0].config.objective_title,
+            variant=variant,
+            without=next((setting for setting in pair if not setting.calibrated), None),
+            with_rc=tuple(_named([setting for setting in pair if setting.calibrated])),
         )
-    return comparisons
+        for pair, variant in zip(ordered, _variants([_without_rc(pair[0].config) for pair in ordered]), strict=True)
+    ]
 
 
 def difference(without: Setting, with_rc: Setting, metric: Metric) -> Estimate | None:
@@ -190,10 +183,6 @@ def comparable(one: Setting, other: Setting, metric: Metric) -> bool:
     )
 
 
-def _seeds(results: Iterable[CellResult]) -> Setting:
-    return Setting(tuple(sorted(results, key=lambda result: result.seed)))
-
-
 def has_seeds(settings: Iterable[Setting | None]) -> bool:
     """Whether any setting was planned with more than one seed: tables then show the spread over seeds."""
     return any(setting is not None and len(setting.results) > 1 for setting in settings)
@@ -217,10 +206,17 @@ def setting_key(config: RunConfig) -> str:
 
 def settings_of(results: Iterable[CellResult]) -> list[Setting]:
     """Results gathered by setting, in order of appearance; each named by what distinguishes it from the others."""
-    by_setting: dict[str, list[CellResult]] = {}
+    return _named(_by_setting(results))
+
+
+def _by_setting(results: Iterable[CellResult]) -> list[Setting]:
+    groups: dict[str, list[CellResult]] = {}
     for result in results:
-        by_setting.setdefault(setting_key(result.cell.config), []).append(result)
-    settings = [_seeds(group) for group in by_setting.values()]
+        groups.setdefault(setting_key(result.cell.config), []).append(result)
+    return [Setting(tuple(sorted(group, key=lambda result: result.seed))) for group in groups.values()]
+
+
+def _named(settings: Sequence[Setting]) -> list[Setting]:
     names = _variants([setting.config for setting in settings])
     return [Setting(setting.results, name) for setting, name in zip(settings, names, strict=True)]
 

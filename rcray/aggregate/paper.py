@@ -99,51 +99,21 @@ def group_title(model: str, data: str, models: list[str]) -> str:
 MAIN_OBJECTIVES = ("dpo", "simpo", "cpo", "dil-bce", "ddro", "dil-lsif", "ti-dpo")
 
 BENCHMARK_TABLES: tuple[TableSpec, ...] = (
-    TableSpec(
-        "main",
-        "Evaluation results on benchmarks across models and objectives",
-        "rc",
-        groups=(("mistral-7b", "ultrafeedback"), ("qwen2.5-7b", "ultrafeedback")),
-        objectives=MAIN_OBJECTIVES,
-        benchmarks=SIX,
-        delta=True,
-    ),
-    TableSpec(
-        "pythia",
-        "Evaluation results on benchmarks across objectives using Pythia-2.8B",
-        "rc",
-        groups=(("pythia-2.8b", "ultrafeedback"),),
-        objectives=(*MAIN_OBJECTIVES, "ipo", "dil-ukl"),
-        benchmarks=FOUR,
-        delta=True,
-    ),
-    TableSpec(
-        "hh",
-        "Evaluation results on Anthropic-HH, Mistral-7B",
-        "rc",
-        groups=(("mistral-7b", "hh"),),
-        objectives=("dpo", "dil-bce"),
-        benchmarks=SIX,
-    ),
-    TableSpec(
-        "ema",
-        "Ablation of the EMA momentum used in RC, DPO on Pythia-2.8B",
-        "ema",
-        groups=(("pythia-2.8b", "ultrafeedback"),),
-        objectives=("dpo",),
-        benchmarks=FOUR,
-        betas=(0.5, 0.9, 0.95, 0.98, 0.999),
-    ),
-    TableSpec(
-        "epochs",
-        "Ablation of training epochs, DPO on Mistral-7B",
-        "epochs",
-        groups=(("mistral-7b", "ultrafeedback"),),
-        objectives=("dpo",),
-        benchmarks=("arc", "bbh", "musr", "math", "gsm8k", "mmlu_pro"),
-        epochs=(1, 2),
-    ),
-)
+    TableSpec("main", "Evaluation results on benchmarks across models and objectives", "rc",
+              groups=(("mistral-7b", "ultrafeedback"), ("qwen2.5-7b", "ultrafeedback")),
+              objectives=MAIN_OBJECTIVES, benchmarks=SIX, delta=True),
+    TableSpec("pythia", "Evaluation results on benchmarks across objectives using Pythia-2.8B", "rc",
+              groups=(("pythia-2.8b", "ultrafeedback"),),
+              objectives=(*MAIN_OBJECTIVES, "ipo", "dil-ukl"), benchmarks=FOUR, delta=True),
+    TableSpec("hh", "Evaluation results on Anthropic-HH, Mistral-7B", "rc",
+              groups=(("mistral-7b", "hh"),), objectives=("dpo", "dil-bce"), benchmarks=SIX),
+    TableSpec("ema", "Ablation of the EMA momentum used in RC, DPO on Pythia-2.8B", "ema",
+              groups=(("pythia-2.8b", "ultrafeedback"),), objectives=("dpo",), benchmarks=FOUR,
+              betas=(0.5, 0.9, 0.95, 0.98, 0.999)),
+    TableSpec("epochs", "Ablation of training epochs, DPO on Mistral-7B", "epochs",
+              groups=(("mistral-7b", "ultrafeedback"),), objectives=("dpo",),
+              benchmarks=("arc", "bbh", "musr", "math", "gsm8k", "mmlu_pro"), epochs=(1, 2)),
+)  # fmt: skip
 
 #: The runtime table: models as blocks of four rows, objectives as columns.
 RUNTIME_MODELS = ("mistral-7b", "pythia-2.8b", "pythia-410m")

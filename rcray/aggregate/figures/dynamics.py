@@ -77,7 +77,7 @@ def draw_run(result: CellResult) -> Plot | None:
 @contextlib.contextmanager
 def _four_panels(without: Drawn | None, with_rc: Drawn | None, unit: str) -> Iterator[tuple[Figure, Axes, Axes]]:
     """A row of four: the first two are the caller's, then likelihoods and margin; all on the same steps."""
-    last = max(run.steps for run in (without, with_rc) if run)
+    last = max(len(run.records["step"]) for run in (without, with_rc) if run)
     with style():
         figure = Figure(figsize=(13.6, 3.7), layout="constrained")
         axes = figure.subplots(1, 4)
