@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rcray.files import read_json, recover_json, write_json
 from rcray.records.parsing import parser
@@ -25,6 +26,7 @@ class LedgerEntry:
     in_band: float | None = None
     error: str = ""
     note: str = ""  # what was changed so that the cell could run at all
+    varied: tuple[tuple[str, Any], ...] = ()  # the settings that distinguish it from its experiment's other cells
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def build_ledger(
             record.in_band,
             error=redact(record.error) if state in UNSUCCESSFUL else "",
             note=stopped.get(cell.run_id) or run.read_adjusted().note,
+            varied=cell.varied,
         )
 
     return Ledger(tuple(map(entry_of, cells)), time.time())

@@ -20,6 +20,7 @@ from rcray.aggregate.figures.style import (
     running_median,
     thin,
 )
+from rcray.aggregate.summary import IN_BAND
 
 _OWN_SCALE = 3.0  # two band panels share an axis unless one spans this many times the other
 _COLUMNS = (
@@ -35,15 +36,13 @@ class Drawn:
 
     result: CellResult
     records: dict[str, np.ndarray]
-    in_band: float
-    steps: int
 
 
 def read(result: CellResult | None) -> Drawn | None:
     """The records of a run; None where there are none."""
-    if result is None or result.summary is None:
+    if result is None or not result.recorded:
         return None
-    return Drawn(result, result.dynamics(_COLUMNS), result.summary.in_band, result.summary.steps)
+    return Drawn(result, result.dynamics(_COLUMNS))
 
 
 def band_limits(run: Drawn | None) -> Limits | None:
@@ -104,9 +103,9 @@ def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None)
     axis.plot(
         steps[every], running_median(records["log_r"])[every], color=VERMILLION, linewidth=1.8, label=r"$\log\,r$"
     )
-    axis.set_title(f"{title}: {100 * run.in_band:.0f}% of steps inside", loc="left")
+    axis.set_title(f"{title}: {run.result.value(IN_BAND):.0%} of steps inside", loc="left")
     if not run.result.ok:
-        stopped = f"{run.result.status}, {run.steps} steps recorded"
+        stopped = f"{run.result.status}, {len(steps)} steps recorded"
         axis.text(0.98, 0.98, stopped, transform=axis.transAxes, ha="right", va="top", style="italic")
     legend_below(axis)
 
