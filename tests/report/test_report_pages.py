@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import math
 import os
@@ -89,6 +90,26 @@ def test_everything_is_written(finished):
         assert path.stat().st_size > (100 if path.parent.name == "tables" else 500)
     assert not list(folder.rglob(".*"))  # no temporary file is left
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.figures if path.suffix == ".png")
+
+
+def test_the_frame_is_written_whole(store):
+    """One row per run and metric, under the keys that evaluation.json and a search use; nothing of what broke."""
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    runs.add_benchmarks(runs.write_ok(store, cells[0]), {"arc/acc_norm": 0.25, "own/perplexity": 12.0, "own/acc": None})
+    runs.write_evaluation(runs.make(store, cells[1], "failed", error="it broke", steps=30), cells[1])
+    build_report(store, experiment, cells, figures=False)
+    lines = (store.experiment(experiment.name) / "measurements.csv").read_text().splitlines()
+    frame = {row["metric"]: row for row in csv.DictReader(lines)}
+    assert {row["run"] for row in frame.values()} == {cells[0].run_id}
+    assert store.run(cells[0].run_id).scores().keys() <= frame.keys()
+    kept = {key: (frame[key]["value"], frame[key]["n"], frame[key]["unit"], frame[key]["status"]) for key in frame}
+    assert kept["preference/accuracy"] == ("0.8125", "256", "share", "ok")
+    assert kept["arc/acc_norm"] == ("0.25", "1172", "share", "ok")
+    assert kept["own/perplexity"] == ("12.0", "1172", "", "ok")
+    assert kept["own/acc"] == ("", "1172", "", "degenerate")
+    assert kept["dynamics/in_band"] == ("0.15", "200", "share", "ok")
+    assert kept["preference/drift_w"][2] == "nats"
 
 
 def test_equal_runs_give_equal_bytes(finished, tmp_path):
