@@ -185,7 +185,7 @@ def test_a_cell_without_a_result_is_a_word_everywhere(store, status):
     runs.write_evaluation(store.run(cells[1].run_id), cells[1])
     report = build_report(store, experiment, cells, figures=False)
     row = report.tables[0].read_text().splitlines()[5]
-    assert row == "| DPO | w/ | " + " | ".join([status] * 9) + " |"
+    assert row == "| DPO | w/ | " + " | ".join([status] * 10) + " |"
     fields = report.tables[2].read_text().splitlines()[2].split(",")
     assert fields[:3] == ["tiny-neox", "DPO", "w/"]
     assert fields[3:5] == [status, "0 of 1"]
@@ -319,7 +319,7 @@ def test_findings_say_what_held_and_what_did_not(store):
         "comparisons (without RC: 2).",
         "RC raised held-out accuracy in 1 of 3, lowered it in 0, and made no clear difference in 2.",
     ]
-    assert re.fullmatch(r"The pathway predicted .* in \d+% of 120 intervals between its measurements\.", lines[3])
+    assert re.fullmatch(r"The pathway predicted .* in \d+% of 114 intervals between its measurements\.", lines[3])
 
 
 def test_findings_admit_where_rc_did_harm(store, monkeypatch):
