@@ -168,7 +168,7 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
         "log_alpha": (log_r - log_r_base) / 2, "clipped": zero, "skipped": [""] * steps,
         "reversed": np.zeros(steps, bool), "guarded": zero, "pathway_head": at_head,
         "predicted_dz_w": moves[0], "predicted_dz_l": moves[1], "guarding": np.zeros(steps, bool),
-        "pathway_predicted": [pathway_of(w, l) if w == w else "" for w, l in zip(*moves, strict=True)],
+        "pathway_predicted": [pathway_of(*move) if move[0] == move[0] else "" for move in zip(*moves, strict=True)],
         "probe_z_w": probe_w, "probe_z_l": probe_l, "pathway_realised": _realised(probe_w, probe_l),
         "grad_norm": one, "learning_rate": 3e-4 * one, "tokens": np.full(steps, 1024), "seconds": 0.2 * one,
         "padding": 0.1 * one, **{name: np.nan * one for name in nothing},
