@@ -118,6 +118,10 @@ def sync(
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
     tracking_uri: TrackingOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="go on while one experiment is trained; ends when all is delivered")
+    ] = False,
+    session: Annotated[str | None, typer.Option("--session", hidden=True)] = None,
     log_models: Annotated[
         Literal["none", "best", "all"], typer.Option(help="also log trained models, with their weights")
     ] = "none",
@@ -126,12 +130,18 @@ def sync(
     ] = None,
     best_by: Annotated[str, typer.Option(metavar="METRIC", help="what makes a cell the best")] = "preference/accuracy",
 ) -> None:
-    """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked."""
-    from rcray.sync import Models, address_for, sync_models, tracked_experiments
-    from rcray.sync import sync as deliver
+    """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked.
+
+    A sweep or a training runs this with --follow by itself. By hand it is for one whose delivery was killed, or to
+    deliver to a second server; two of them at once send nothing twice.
+    """
+    from rcray import sync as delivering
+    from rcray.follow import follow as follow_training
+    from rcray.follow import one_to_follow
+    from rcray.progress import DeliveryLine, interrupted_by_sigterm
     from rcray.track.address import tracking_address
 
-    models = Models(log_models, register, best_by)
+    models = delivering.Models(log_models, register, best_by)
     uri = tracking_address(tracking_uri).uri if tracking_uri else None
     opened = Store.open(store)
 
@@ -144,15 +154,19 @@ def sync(
             Book(opened, experiment.name).enter(cells, experiment.title, uri)
             given = experiment.name
         names.append(given)
-    books = tracked_experiments(opened, names)
+    books = delivering.tracked_experiments(opened, names)
     if not books:
         typer.echo(f"{opened.root}: nothing was tracked here yet")
-    for book in books:
-        synced = deliver(book, opened, address_for(book, uri, opened))
-        sent = synced.sent
-        what = "nothing new" if sent.nothing else f"{sent.runs} new runs, {sent.points} points, {sent.files} files"
-        typer.echo(f"{book.name}: {len(synced.cells)} cells, {what} -> {synced.address.shown}")
-        for line in sync_models(synced, opened, models):
-            typer.echo(f"  {line}")
+        return
+    for book in [one_to_follow(books)] if follow else books:
+        address = delivering.address_for(book, uri, opened)
+        with interrupted_by_sigterm(), DeliveryLine(book.name, address.shown) as line:
+            if follow:
+                synced = follow_training(book, opened, address, session=session, on_progress=line.update)
+            else:
+                synced = delivering.sync(book, opened, address)
+        typer.echo(f"{book.name}: {len(synced.cells)} cells, {synced.sent} -> {synced.address.shown}")
+        for text in delivering.sync_models(synced, opened, models):
+            typer.echo(f"  {text}")
         if synced.problems:
             raise RcrayError("\n".join(synced.problems), fix="mend or delete these run directories, then sync again")

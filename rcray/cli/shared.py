@@ -72,10 +72,10 @@ def tracking(uri: str | None, unwanted: bool, store: Path) -> str | None:
     """Where to track to, checked before anything starts; a server that is away is no reason not to start."""
     if unwanted:
         return None
-    from rcray.track.address import Address, knock, tracking_address
+    from rcray.track.address import Address, tracking_address, why_unreachable
 
     address = tracking_address(uri) if uri else Address(Store.at(store).default_tracking_uri)
-    if reason := knock(address):
+    if reason := why_unreachable(address):
         typer.echo(f"MLflow at {address.shown} does not answer ({reason}); records are kept for `rcray sync`", err=True)
     return address.uri
 
@@ -84,6 +84,6 @@ def say_undelivered(delivered: Any, store: Path) -> None:
     """Says what MLflow did not get, if anything, and how to send it."""
     if delivered is None or delivered.complete:
         return
-    for line in filter(None, [delivered.problem, *delivered.cells]):
+    for line in delivered.problem.splitlines():
         typer.echo(redact(f"MLflow: {line}"), err=True)
     typer.echo(f"not everything reached MLflow; nothing is lost: rcray sync --store {store}", err=True)

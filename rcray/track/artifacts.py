@@ -1,6 +1,7 @@
 """The files of a run as a tracker gets them: without secrets, records in one piece, and sent again only if changed."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,13 @@ def cleaned(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
             clean[name].parent.mkdir(parents=True, exist_ok=True)
             clean[name].write_text(safe, encoding="utf-8")
     return clean
+
+
+def table_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values as text, non-finite numbers as nothing: a table has cells."""
+    plain: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        plain[str(name)] = redact(json.dumps(value)) if isinstance(value, dict | list) else value
+    return {name: redact(value) if isinstance(value, str) else value for name, value in plain.items()}

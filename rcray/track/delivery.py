@@ -66,6 +66,9 @@ class Tally:
         """Whether the tracker had everything."""
         return not (self.runs or self.points or self.files)
 
+    def __str__(self) -> str:
+        return "nothing new" if self.nothing else f"{self.runs} new runs, {self.points} points, {self.files} files"
+
 
 class Delivery:
     """Passes over the cells of one experiment, to one tracker."""
@@ -127,6 +130,12 @@ class Delivery:
                     self._cursors.pop(cell.run_id, None)
                     self._runs.pop(cell.run_id, None)
                     self._note(cell, error)
+
+    def change_plan(self, plan: Plan) -> None:
+        """From the next pass on."""
+        if plan.parent != self.plan.parent:
+            self._opened = False
+        self.plan = plan
 
     def _in_turn(self) -> list[Cell]:
         """The cells, those least advanced in delivery first: a pass that is cut short favours nobody."""
@@ -277,7 +286,9 @@ class Delivery:
         if artifacts.BENCHMARKS in changed:
             rows = run.read_evaluation().rows
             self._send_scores(cell, rows, _modified(run.evaluation) or _now())
-            self.tracker.log_table(tracked.id, artifacts.BENCHMARKS, [_table_row(row.content()) for row in rows])
+            self.tracker.log_table(
+                tracked.id, artifacts.BENCHMARKS, [artifacts.table_row(row.content()) for row in rows]
+            )
         with tempfile.TemporaryDirectory() as folder:
             files = artifacts.build(run, changed, Path(folder), lambda: self._drawn(cell))
             self.tracker.log_files(tracked.id, files)
@@ -323,16 +334,6 @@ class Delivery:
             if parent.state != state:
                 self.tracker.set_state(parent.id, state, _now())
             self._parent = replace(parent, state=state, tags={**parent.tags, **tags})
-
-
-def _table_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values as text, non-finite numbers as nothing: a table has cells."""
-    plain: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            value = None
-        plain[str(name)] = redact(json.dumps(value)) if isinstance(value, dict | list) else value
-    return {name: redact(value) if isinstance(value, str) else value for name, value in plain.items()}
 
 
 def _now() -> int:

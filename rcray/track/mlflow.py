@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-# Read by MLflow at its requests: a courier that waits minutes inside one call cannot tell anybody. What failed is
+# Read by MLflow at its requests: a follower that waits minutes inside one call cannot tell anybody. What failed is
 # tried again by delivery itself.
 for _name, _value in {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
