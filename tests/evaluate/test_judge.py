@@ -185,6 +185,31 @@ def test_a_redirect_does_not_carry_the_key_away(tmp_path):
         judge(matches(1), config(server), tmp_path / "j")
 
 
+def test_nothing_of_another_account_is_sent(tmp_path, monkeypatch):
+    """The client library reads variables of its own; they are for OpenAI, and this judge may be anybody."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-account-0123")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-secret")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-secret")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Private: secret\nAuthorization: Bearer other")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    with JudgeServer() as server:
+        judge(matches(1), config(server), tmp_path / "j")
+        assert server.keys == {f"Bearer {KEY}"}
+        assert server.headers == {*endpoint._HEADERS, "user-agent", "authorization"}
+    with JudgeServer() as server:
+        judge(matches(1), config(server, key_env=None), tmp_path / "without-key")
+        assert server.keys == {""}
+
+
+@pytest.mark.parametrize("fault", ["drip", "drip_error"])
+def test_an_answer_must_arrive_whole_in_time(fault):
+    """A byte now and then keeps a socket's timeout from ever running out."""
+    started = time.monotonic()
+    with JudgeServer(lambda *_: fault) as server, pytest.raises(CallFailedError, match="timed out"):
+        endpoint.call(config(server, retries=0, timeout=0.3), [{"role": "user", "content": "x"}])
+    assert time.monotonic() - started < 5  # it would drip for ten seconds
+
+
 @pytest.mark.parametrize(
     ("fault", "said"), [("hang", "timed out"), ("broken", "HTTP 500"), ("ramble", "not a verdict")]
 )
