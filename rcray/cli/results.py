@@ -7,9 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from rcray.cli.shared import JsonOption, NoFiguresOption, SetOption, StoreOption, TrackingOption, app, cells_of
+from rcray.cli.shared import (
+    JsonOption,
+    NoFiguresOption,
+    SetOption,
+    StoreOption,
+    TrackingOption,
+    announce,
+    app,
+    cells_of,
+)
 from rcray.errors import RcrayError
-from rcray.evaluate.arena.cli import app as arena
+from rcray.evaluate.alpaca_eval.cli import app as alpaca_eval
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -40,6 +49,7 @@ def evaluate(
     given = {"benchmarks": benchmark, "limit": limit, "data_dir": data_dir and str(data_dir)}
     settings = settings_from(experiment and experiment.evaluation, given, Path.cwd())
     opened = Store.open(store)
+    announce(f"measuring {', '.join(run) if run else f'{len(cells)} cells of {file}'}")
     from rcray.evaluate.command import Target, find_runs
     from rcray.evaluate.command import evaluate as measure
 
@@ -50,7 +60,8 @@ def evaluate(
     measure(targets, settings, typer.echo, lambda line: typer.echo(line, err=True))
 
 
-app.add_typer(arena, name="arena", short_help="AlpacaEval: answers, a judge, win rates")
+app.add_typer(alpaca_eval, name="alpaca-eval", short_help="AlpacaEval: answers, a judge, win rates")
+app.add_typer(alpaca_eval, name="arena", hidden=True)  # its first name
 
 
 @app.command(short_help="tables, figures and report.html again; trains nothing")
@@ -74,6 +85,8 @@ def report(
 ) -> None:
     """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
     experiments = [cells_of(file, set_) for file in files or ()]
+    if not json_:
+        announce(f"building the report of {', '.join(each.name for each, _ in experiments) or 'what was given'}")
     from rich.console import Console
 
     from rcray.aggregate.command import Request, run_report
@@ -107,7 +120,10 @@ def ui(
         typer.echo(line)
         sys.stdout.flush()
 
-    sys.exit(serve(given or Address(opened.default_tracking_uri), opened, host, port, say))
+    address = given or Address(opened.default_tracking_uri)
+    if not address.is_server:
+        announce(f"starting MLflow's server for {address.shown}, which takes up to a minute on a busy machine")
+    sys.exit(serve(address, opened, host, port, say))
 
 
 @app.command(short_help="deliver to MLflow what it has not got")

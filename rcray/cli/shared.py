@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rcray.errors import ConfigError
+from rcray.errors import ConfigError, printable
 from rcray.secrets import redact
 from rcray.store import Store
 
@@ -44,6 +44,11 @@ TrackingOption = Annotated[
 ]
 NoFiguresOption = Annotated[bool, typer.Option("--no-figures", help="tables and page only")]
 NoTrackingOption = Annotated[bool, typer.Option("--no-tracking", help="do not write to MLflow")]
+
+
+def announce(text: str) -> None:
+    """What a command is about to do, before the libraries for it are imported: nobody should face a silent terminal."""
+    typer.echo(f"{printable(redact(text))} ...", err=True)
 
 
 def cells_of(file: Path, overrides: list[str] | None, tiny: bool = False, points: Any = None) -> tuple[Any, Any]:

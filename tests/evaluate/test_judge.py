@@ -13,11 +13,11 @@ import pytest
 
 from rcray.config.alpaca_eval import JudgeConfig
 from rcray.errors import ConfigError, StoreError
-from rcray.evaluate.arena import endpoint
-from rcray.evaluate.arena.endpoint import CallFailedError, EndpointRefusedError, Reply
-from rcray.evaluate.arena.judge import Cache, asks, estimate, judge, read_vote
-from rcray.evaluate.arena.outputs import Match
-from rcray.evaluate.arena.winrate import annotations
+from rcray.evaluate.alpaca_eval import endpoint
+from rcray.evaluate.alpaca_eval.endpoint import CallFailedError, EndpointRefusedError, Reply
+from rcray.evaluate.alpaca_eval.judge import Cache, asks, estimate, judge, read_vote
+from rcray.evaluate.alpaca_eval.outputs import Match
+from rcray.evaluate.alpaca_eval.winrate import annotations
 from tests.evaluate.judge_server import JudgeServer
 
 KEY = "sk-test-0123456789abcdef"
@@ -131,7 +131,7 @@ def test_votes(vote, text, logprobs, expected):
 KILLED = """
 import sys
 from pathlib import Path
-from rcray.evaluate.arena.judge import judge
+from rcray.evaluate.alpaca_eval.judge import judge
 from tests.evaluate.test_judge import JudgeConfig, VARIABLE, matches
 config = JudgeConfig(base_url=sys.argv[1], model="judge-1", key_env=VARIABLE, timeout=30, concurrency=4)
 judge(matches(60), config, Path(sys.argv[2]))

@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 from rcray.config.alpaca_eval import JudgeConfig
 from rcray.errors import ConfigError, StoreError
-from rcray.evaluate.arena.endpoint import CallFailedError, Reply, call, require_key
-from rcray.evaluate.arena.outputs import Match
+from rcray.evaluate.alpaca_eval.endpoint import CallFailedError, Reply, call, require_key
+from rcray.evaluate.alpaca_eval.outputs import Match
 
 PROMPT_VERSION = 1  # raised with the text below
 _SYSTEM = (

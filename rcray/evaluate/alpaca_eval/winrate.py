@@ -19,8 +19,8 @@ import numpy as np
 from rcray.config.alpaca_eval import JudgingMode
 from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.errors import DataError, RcrayError
-from rcray.evaluate.arena.judge import Judgement
-from rcray.evaluate.arena.outputs import Match
+from rcray.evaluate.alpaca_eval.judge import Judgement
+from rcray.evaluate.alpaca_eval.outputs import Match
 from rcray.evaluate.bootstrap import bootstrap
 from rcray.records.evaluation import MetricRow
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rcray.config.alpaca_eval import GenerationConfig
 from rcray.errors import DataError, DegenerateRunError
-from rcray.evaluate.arena.outputs import Output
+from rcray.evaluate.alpaca_eval.outputs import Output
 from rcray.evaluate.degenerate import EMPTY_SHARE, LEAST_ANSWERS, model_fault
 
 
