@@ -44,19 +44,23 @@ def sweep(
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
     from rcray.evaluate.command import check_settings
     from rcray.evaluate.stage import EvaluationStage
-    from rcray.sweep.runner import SweepOptions, run_sweep
+    from rcray.sweep.placement import check_before_start
+    from rcray.sweep.runner import SweepOptions, run_sweep, unfinished
     from rcray.sweep.search import best_of_search
 
     evaluation = EvaluationStage(experiment.evaluation)
     if not all(evaluation.is_done(cell.config, store) for cell in cells):
         check_settings(experiment.evaluation)
     options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search)
+    directory = store.experiment(experiment.name)
     with store.explained():
+        if todo := unfinished(cells, store, directory, options):
+            check_before_start(todo, cluster_file)
         follower = (
             None if tracking_uri is None else open_follower(experiment, cells, store, tracking_uri, is_sweep=True)
         )
         with follower or nullcontext():
-            ledger = run_sweep(cells, store, store.experiment(experiment.name), options)
+            ledger = run_sweep(cells, store, directory, options)
             if follower:
                 follower.end_training()
             report = build_report(store, experiment, cells, figures=figures)

@@ -17,6 +17,7 @@ from rcray.cli.shared import (
     StoreOption,
     TinyOption,
     TrackingOption,
+    announce,
     app,
     cells_of,
 )
@@ -27,6 +28,8 @@ from rcray.store import DEFAULT_STORE
 @app.command(short_help="what is wrong with this machine, and how to fix it")
 def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = None, json_: JsonOption = False) -> None:
     """Look at versions, devices, disk, store, Ray, MLflow and the hub; say what is wrong and how to fix it."""
+    if not json_:
+        announce("looking at versions, devices, disk, store, Ray, MLflow and the hub")
     from rcray.doctor import describe, examine, is_broken
 
     findings = examine(store, tracking_uri)
