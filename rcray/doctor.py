@@ -60,14 +60,14 @@ def examine(store: Path, tracking_uri: str | None = None) -> list[Finding]:
         ("mlflow", lambda: check_mlflow(store, tracking_uri)),
         ("hub", check_hub),
     ]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, check in checks:
         try:
-            found.extend(check())
+            findings.extend(check())
         except Exception as error:  # whatever a broken installation raises
             reason = redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            found.append(Finding(name, "broken", reason, "install again: pip install -c constraints.txt -e ."))
-    return found
+            findings.append(Finding(name, "broken", reason, "install again: pip install -c constraints.txt -e ."))
+    return findings
 
 
 def is_broken(findings: Sequence[Finding]) -> bool:

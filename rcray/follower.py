@@ -91,8 +91,8 @@ class Follower:
     def _problem(self) -> str:
         """The error it ended with, less what it says to do: whoever shows it says that."""
         self._log.seek(self._log_start)
-        _, found, error = self._log.read().rpartition(f"\n{_ERROR}")
-        if self.process.returncode < 0 or not found:
+        _, separator, error = self._log.read().rpartition(f"\n{_ERROR}")
+        if self.process.returncode < 0 or not separator:
             return f"delivery ended early (exit code {self.process.returncode}); see {self._log_file}"
         return error.partition("\n  fix: ")[0].strip()
 

@@ -126,16 +126,16 @@ def plan(
     from rcray.sweep.planning import make_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    made = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
     if json_:
-        typer.echo(json.dumps(made.rows(), indent=2))
+        typer.echo(json.dumps(planned.rows(), indent=2))
     else:
         from rich.console import Console
 
         console = Console()
-        console.print(plan_table(made, console.width))
-        console.print(summary(made), markup=False, highlight=False)
-    for conflict in made.conflicts:
+        console.print(plan_table(planned, console.width))
+        console.print(summary(planned), markup=False, highlight=False)
+    for conflict in planned.conflicts:
         typer.echo(f"conflict: {conflict}", err=True)
 
 

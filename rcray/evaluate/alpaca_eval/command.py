@@ -102,8 +102,8 @@ def compare(
             say(f"  {done}/{total} judged")
 
     judgements = judge(matches, config, cache, on_progress=progress)
-    found = annotations(matches, judgements, config.judging, difficulty)
-    rows = win_rate_rows(found, comparison.opponent, config.model, config.mode)
+    annotated = annotations(matches, judgements, config.judging, difficulty)
+    rows = win_rate_rows(annotated, comparison.opponent, config.model, config.mode)
     result = {"rows": [row.content() for row in rows], "judgements": content_of(judgements)}
     write_json(comparison.candidate.with_suffix(f".{_short(comparison, config)}.judged.json"), result)
     return rows
@@ -138,19 +138,19 @@ class Pairing:
 def pairings(cells: Sequence[Cell], store: Store, settings: AlpacaEvalConfig) -> list[Pairing]:
     """Every finished cell against the reference file; without one, every cell with RC against its twin without."""
     if settings.reference is not None:
-        found = [Pairing(cell, None) for cell in cells]
+        pairs = [Pairing(cell, None) for cell in cells]
     else:
-        found = [Pairing(cell, without_rc(cell.config)) for cell in cells if cell.config.calibration.enabled]
-    if not found:
+        pairs = [Pairing(cell, without_rc(cell.config)) for cell in cells if cell.config.calibration.enabled]
+    if not pairs:
         raise ConfigError(
             "evaluation.alpaca_eval: no cell has calibration, so none has a twin to compare with",
             fix="give evaluation.alpaca_eval.reference, a file of outputs",
         )
-    for pairing in found:
+    for pairing in pairs:
         for config in filter(None, (pairing.cell.config, pairing.opponent)):
             if not is_finished(store.run(run_id(config))):
                 raise RcrayError(f"{config.label}: not finished", fix="run `rcray sweep` first")
-    return found
+    return pairs
 
 
 def without_rc(config: RunConfig) -> RunConfig:
