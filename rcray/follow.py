@@ -18,7 +18,7 @@ from rcray.sync import Synced, deliver_all, delivery_to, sync
 from rcray.track.address import Address
 from rcray.track.book import Book
 from rcray.track.delivery import Delivery, Plan, Tally
-from rcray.track.sessions import Session, live_sessions, read_session
+from rcray.track.sessions import Session, live_sessions, read_session, remove_session
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,11 @@ def follow(
     if not followed:
         return sync(book, store, address)
     delivery.change_plan(replace(_plan_of(book, followed), live=False))
-    _deliver_rest(delivery, on_progress)
+    try:
+        _deliver_rest(delivery, on_progress)
+    finally:
+        if session:  # its command may have been killed
+            remove_session(directory, session)
     return Synced(book.name, address, tuple(delivery.plan.cells), delivery)
 
 

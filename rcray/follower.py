@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from rcray.track.book import Book
-from rcray.track.sessions import OpenSession, Session
+from rcray.track.sessions import OpenSession, Session, remove_session
 
 STALL_SECONDS = 120.0  # a follower that says nothing for so long at the end is stopped
 _ENDING_SECONDS = 5.0
@@ -71,7 +71,7 @@ class Follower:
         if self.outcome is None:
             self._session.close()
             self.outcome = self._await()
-            self._session.remove()
+            remove_session(self._book.path.parent, self._session.id)
             self._log.close()
             if self.outcome.complete:
                 self._log_file.unlink(missing_ok=True)

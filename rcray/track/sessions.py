@@ -75,9 +75,10 @@ class OpenSession:
         """From now on it is over; what is told of it stays for its follower."""
         self._lock.release()
 
-    def remove(self) -> None:
-        """Nobody asks for it any more."""
-        _remove(self._path)
+
+def remove_session(experiment: Path, key: str) -> None:
+    """Forgets a session that is over; nobody asks for it any more."""
+    _remove(experiment / f".session-{key}.json")
 
 
 def read_session(experiment: Path, key: str) -> Session | None:

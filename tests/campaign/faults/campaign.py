@@ -178,9 +178,11 @@ def _await_silence(ground: Ground) -> None:
     """A killed driver's trials and follower go on for a moment; a copy must not be taken under their hands."""
     from filelock import FileLock, Timeout
 
-    locks = [run.path / ".lock" for run in ground.runs()] + [ground.experiment / ".delivery.lock"]
     deadline = time.monotonic() + 90
-    for path in locks:
+    while list(ground.experiment.glob(".session-*.json")):
+        assert time.monotonic() < deadline, "the follower goes on"
+        time.sleep(0.1)
+    for path in [run.path / ".lock" for run in ground.runs()] + [ground.experiment / ".delivery.lock"]:
         try:
             FileLock(path).acquire(timeout=max(0, deadline - time.monotonic())).lock.release()
         except Timeout:
