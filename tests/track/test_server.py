@@ -190,9 +190,9 @@ import os, signal, sys
 from rcray.follower import Follower
 from rcray.store import Store
 from rcray.track.book import Book
-from tests.track.test_server import session_of
+from rcray.track.sessions import Session
 book = Book(Store.open(sys.argv[1]), "orphan")
-follower = Follower(book, book.uri, session_of(book.cells()))
+follower = Follower(book, book.uri, Session(tuple(cell.run_id for cell in book.cells()), is_sweep=True))
 follower.__enter__()
 print(follower.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_a_follower_whose_command_is_killed_still_delivers(empty_store):
     book = Book(empty_store, "orphan")
     book.enter([cell], "", uri)
     command = [sys.executable, "-c", ABANDONED, str(empty_store.root)]
-    killed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60)
+    killed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120)
     pid = int(killed.stdout)
     deadline = time.monotonic() + 120
     while is_alive(pid):
