@@ -35,7 +35,7 @@ SAYS = {
     "rcray sweep experiments/main.yaml": "2 cached",
     "ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": "2 cached",
     "rcray train experiments/quickstart.yaml --set objective=kto --set calibration.enabled=true --profile": "backward",
-    "rcray arena judge rc.json plain.json": "lc_win_rate",
+    "rcray alpaca-eval judge rc.json plain.json": "lc_win_rate",
 }
 
 
