@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rcray.config.objectives import BY_NAME, Custom, objective_tag
+from rcray.config.objectives.names import NAMES
 from rcray.config.schema import Experiment, RunConfig, open_short_forms
 from rcray.errors import ConfigError, did_you_mean
 
@@ -192,7 +193,7 @@ def _explain_one(problem: dict[str, Any], model: type[BaseModel], given: Any) ->
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         name = given.get("objective", {}) if isinstance(given, dict) else {}
         name = name.get("name", "") if isinstance(name, dict) else name
-        return f"{field}.name: unknown objective {shown(name)}{did_you_mean(str(name), BY_NAME)}"
+        return f"{field}.name: unknown objective {shown(name)}{did_you_mean(str(name), [*BY_NAME, *NAMES])}"
     if kind == "literal_error":
         allowed = [str(option) for option in _literals(model, location)]
         return f"{field}: {value} is not allowed{did_you_mean(str(problem.get('input')), allowed)}"

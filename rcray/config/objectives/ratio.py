@@ -24,6 +24,7 @@ class Kto(ObjectiveParams):
         loss="λ_w σ(β (K - z̃_w)) + λ_l σ(β (z̃_l - K))",
         d_w=Formula("β λ_w σ′(β (K - z̃_w))", r"\beta \lambda_w \sigma'\left(\beta (K - \tilde z_w)\right)"),
         d_l=Formula("β λ_l σ′(β (z̃_l - K))", r"\beta \lambda_l \sigma'\left(\beta (\tilde z_l - K)\right)"),
+        where="K is 0 in the paper's form",
         source="Ethayarajh et al. 2024, arXiv:2402.01306",
         caveats="`baseline: kl` needs micro-batches of at least 2 pairs",
     )

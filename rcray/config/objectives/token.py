@@ -23,6 +23,7 @@ class TDpo(ObjectiveParams):
         loss="-log σ(β [m̃ - α (D_l - sg D_w)]), D = sum_t KL(ref || policy)",
         d_w=Formula("β σ(-β [·])", r"\beta \sigma\left(-\beta [\,\cdot\,]\right)"),
         d_l=Formula("β σ(-β [·])", r"\beta \sigma\left(-\beta [\,\cdot\,]\right)"),
+        where="[·] is the margin with its KL terms",
         source="Zeng et al. 2024, arXiv:2404.11999",
         caveats="needs the reference's next-token distribution: the scalar reference cache is not enough",
     )
