@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from rcray.config.objectives import BY_NAME, Custom, ObjectiveParams
-from rcray.config.objectives.names import NAMES, resolve_objective
-from rcray.errors import ConfigError, did_you_mean
+from rcray.config.objectives.names import nearest_name, resolve_objective
+from rcray.errors import ConfigError
 
 Reduction = Literal["sum", "mean"]
 
@@ -235,7 +235,7 @@ def objective(name: str, **hyperparameters: Any) -> Objective:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if settings["name"] not in BY_NAME:
-        raise ConfigError(f"unknown objective {name!r}{did_you_mean(name, [*BY_NAME, *NAMES])}")
+        raise ConfigError(f"unknown objective {name!r}{nearest_name(name)}")
     return build_objective(BY_NAME[settings["name"]](**settings))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rcray.config.objectives import BY_NAME
 from rcray.errors import did_you_mean
 
 TRL = "trl/"
@@ -62,6 +63,13 @@ REFUSED: Mapping[str, str] = {
 _DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence")
 
 
+def nearest_name(name: str) -> str:
+    """What to write in place of an unknown name, as the end of a message."""
+    if f"{TRL}{name}" in {**NAMES, **REFUSED}:
+        return f"; did you mean '{TRL}{name}', TRL's loss_type?"
+    return did_you_mean(name, [*BY_NAME, *(known for known in NAMES if not known.startswith(TRL))])
+
+
 def other_names(objective: str) -> list[dict[str, Any]]:
     """What else an objective of the zoo is called, and what each name sets."""
     return [
@@ -81,7 +89,8 @@ def resolve_objective(given: Mapping[str, Any]) -> tuple[dict[str, Any], str | N
     if isinstance(name, str) and name.startswith(TRL) and name not in NAMES:
         if name in REFUSED:
             raise ValueError(f"objective.name: {name!r} is not offered: {REFUSED[name]}")
-        raise ValueError(f"objective.name: unknown loss_type {name!r}{did_you_mean(name, [*NAMES, *REFUSED])}")
+        theirs = [known for known in [*NAMES, *REFUSED] if known.startswith(TRL)]
+        raise ValueError(f"objective.name: unknown loss_type {name!r}{did_you_mean(name, theirs)}")
     if not isinstance(name, str) or name not in NAMES:
         return dict(given), None
     known = NAMES[name]
