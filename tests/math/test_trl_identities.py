@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 pytest.importorskip("trl")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trl import DPOTrainer
+from trl import DPOTrainer, KTOTrainer
 from trl.experimental.cpo import CPOTrainer
 from trl.experimental.orpo import ORPOTrainer
 
@@ -174,3 +175,34 @@ def test_orpo_is_trls_odds_ratio_and_likelihood(seed, lam):
     trainer = SimpleNamespace(beta=lam, accelerator=SimpleNamespace(device="cpu"))
     theirs = -ORPOTrainer.odds_ratio_loss(trainer, means.z_w, means.z_l)[0].mean() - means.z_w.mean()
     assert_same(objective("orpo", lam=lam), "sum", tokens, theirs, rel=2e-5)  # TRL goes to float32 there
+
+
+@FEW
+@given(seed=seeds, b=st.floats(0.05, 2), lam_w=st.floats(0.5, 2), lam_l=st.floats(0.5, 2), shift=st.floats(-3, 3))
+def test_kto_with_its_baseline_is_trls_kto_on_the_same_rows(seed, b, lam_w, lam_l, shift):
+    """TRL's rows have no partner: chosen and rejected ones stand in one batch, and the loss is a mean over rows."""
+    tokens = random_tokens(seed, 2)
+    logp = torch.cat([tokens.logp_w, tokens.logp_l])
+    blank = torch.zeros_like(logp)
+    outputs = SimpleNamespace(log_probs=logp, entropy=blank, mean_logits=blank)
+    mask = torch.cat([tokens.mask_w, tokens.mask_l]).long()
+    mask = torch.cat([torch.zeros(len(mask), 1, dtype=torch.long), mask], 1)  # one prompt token
+    mismatched = logp.sum(-1).detach() + shift
+    inputs = {
+        "input_ids": torch.zeros_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask,
+        "label": torch.tensor([True, True, False, False]),
+        "ref_logps": torch.cat([tokens.ref_logp_w, tokens.ref_logp_l]).sum(-1), "ref_KL_logps": logp.sum(-1).detach(),
+    }  # fmt: skip
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True), loss_type="kto", beta=b, desirable_weight=lam_w, undesirable_weight=lam_l,
+        accelerator=SimpleNamespace(device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x),
+        aux_loss_enabled=False, precompute_ref_logps=True, calculate_KL=True,
+        _compute_kl_logps=lambda model, batch: mismatched,
+        _metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    theirs = KTOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)
+    bound = objective("kto", beta=b, lam_w=lam_w, lam_l=lam_l, baseline="kl")
+    pairs = bound.statistics(tokens, "sum")
+    baseline = torch.tensor(max(0.0, shift), dtype=torch.float64)  # K: the mean log-ratio of mismatched rows, from 0 on
+    ours = bound.loss(replace(pairs, constants={"kl_baseline": baseline})).mean() / 2
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-9)

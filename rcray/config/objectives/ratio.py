@@ -8,7 +8,11 @@ from rcray.config.objectives.base import Formula, ObjectiveParams, Positive, Tra
 
 
 class Kto(ObjectiveParams):
-    """Kahneman-Tversky optimization: separate sigmoid values for winner and loser."""
+    """Kahneman-Tversky optimization: separate sigmoid values for winner and loser.
+
+    In a run: the paper's form, without baseline. `baseline: kl` is there for loops of one's own, which put K into
+    `PairLogps.constants`; the training loop makes no mismatched pairs, so a run that asks for it is refused.
+    """
 
     name: Literal["kto"] = "kto"
     lam_w: Positive = Field(1.0, description="weight λ_w of the winner")

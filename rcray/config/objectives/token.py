@@ -30,7 +30,12 @@ class TDpo(ObjectiveParams):
 
 
 class TiDpo(ObjectiveParams):
-    """Token-importance DPO: importance-weighted token log-probabilities."""
+    """Token-importance DPO: importance-weighted token log-probabilities.
+
+    In a run: the authors' proxy for the importance, 1 - p(y_t). The importance by embedding gradients and the triplet
+    term are there for loops of one's own (`TokenLogps.importance_w`, `anchor_ratio`); the training loop makes neither
+    the gradients nor the sampled anchor, so a run that asks for them is refused.
+    """
 
     name: Literal["ti-dpo"] = "ti-dpo"
     beta: Positive = Field(0.1, description="inverse temperature β of the implicit reward")
