@@ -96,7 +96,7 @@ def resolve_objective(given: Mapping[str, Any]) -> tuple[dict[str, Any], str | N
     known = NAMES[name]
     parameters = {key: value for key, value in given.items() if key != "name"}
     if known.words:
-        for key in parameters.keys() - known.words.keys():
+        for key in [key for key in parameters if key not in known.words]:
             raise ValueError(f"objective.{key}: unknown field of {name!r}{did_you_mean(key, known.words)}")
         parameters = {known.words[key]: value for key, value in parameters.items()}
     settings = {**known.settings, **parameters}
