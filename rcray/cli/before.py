@@ -67,6 +67,7 @@ def init(
 def objectives(json_: JsonOption = False) -> None:
     """Print the objective zoo: family, reference, incentives, defaults."""
     from rcray.config.objectives import BUILT_IN
+    from rcray.config.objectives.names import other_names
 
     rows = []
     for params in BUILT_IN:
@@ -74,7 +75,8 @@ def objectives(json_: JsonOption = False) -> None:
         fields = {name: field for name, field in params.model_fields.items() if name != "name"}
         rows.append(
             {
-                "name": params.model_fields["name"].default,
+                "name": (name := params.model_fields["name"].default),
+                "also": other_names(name),
                 "title": traits.title,
                 "family": traits.family,
                 "needs_reference": traits.needs_reference,
@@ -82,6 +84,7 @@ def objectives(json_: JsonOption = False) -> None:
                 "loss": traits.loss,
                 "d_w": traits.d_w and traits.d_w.text,
                 "d_l": traits.d_l and traits.d_l.text,
+                "where": traits.where,
                 "defaults": {name: field.default for name, field in fields.items()},
                 "parameters": {name: field.description for name, field in fields.items()},
                 "source": traits.source,
@@ -109,7 +112,15 @@ def objectives(json_: JsonOption = False) -> None:
             escape(row["d_l"] or "-"),
             escape(defaults) or "-",
         )
+    names = Table(title="Other names (trl/: a loss_type of TRL's DPOTrainer, with its defaults)", title_justify="left")
+    for column in ("name", "stands for", "likelihood"):
+        names.add_column(column)
+    for row in rows:
+        for other in row["also"]:
+            settings = "".join(f", {key}={value}" for key, value in other["settings"].items())
+            names.add_row(other["name"], escape(row["name"] + settings), other["likelihood"] or "as the run has it")
     Console().print(table)
+    Console().print(names)
 
 
 @app.command(short_help="unique cells, which are done, what they take; runs nothing")
