@@ -16,6 +16,7 @@ from rcray.sweep.grid import Cell
 
 PAIRS, HELD_OUT, BATCH, MICRO_BATCH, PROBE_PAIRS, PROBE_EVERY = 16, 8, 8, 4, 8, 2
 DOCUMENTS = 8  # of each benchmark
+_KEPT_OF_DATA = ("add_bos", "empty_system", "score_header", "answer_room", "bucketing")
 
 
 def tiny_experiment(experiment: Experiment) -> Experiment:
@@ -52,7 +53,7 @@ def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
         "difficulty": config.data.difficulty,
         "train_pairs": PAIRS,
         "eval_pairs": HELD_OUT,
-        "bucketing": config.data.bucketing,
+        **{name: getattr(config.data, name) for name in _KEPT_OF_DATA},
     }
     content["train"] |= {
         "batch_size": BATCH,
