@@ -45,5 +45,7 @@ OFFICIAL_CONSTANTS: Mapping[str, Mapping[str, Any]] = {
     "simpo": {"beta": 1.0, "gamma": 1.0},
     "cpo": {"beta": 0.1, "lam": 1.0},
     "slic-hf": {"gamma": 1.0, "lam": 0.1},
+    # d_l grows to about 2e6 in their loss, and is cut to 20 where the calibration reads it.
+    "ddro": {"max_incentive": 2e6, "rc_max_incentive": 20.0},
     "ti-dpo": {"beta": 1.0, "importance": "probability", "triplet": False},
 }

@@ -16,6 +16,7 @@ SEMANTICS_VERSION = 1
 
 #: Fields that came later: at their defaults they say nothing, so that older runs keep their identity.
 _LATER_FIELDS: dict[str, dict[str, Any]] = {
+    "objective": {"rc_max_incentive": None},
     "calibration": {"record_full": False},
     "train": {"optimizer": "adamw", "precision": "weights", "micro_batch_tokens": None},
 }
