@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
-from rcray.config.model import ModelConfig, default_scores, fill_open, train_defaults
+from rcray.config.model import ModelConfig, default_scores, fill_open, official_precision, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
 from rcray.config.search import SearchConfig
 from rcray.config.section import Section
@@ -76,8 +76,8 @@ class TrainConfig(Section):
     optimizer: Literal["adamw", "adamw8bit"] = Field(
         "adamw", description="adamw8bit keeps its moments in 8 bits (bitsandbytes), a quarter of the memory"
     )
-    precision: Literal["weights", "bfloat16"] = Field(
-        "weights", description="of the products: that of the weights, or bfloat16 autocast over float32 weights"
+    precision: Literal["weights", "bfloat16", "float16"] = Field(
+        "weights", description="of the products: that of the weights, or autocast over float32 weights"
     )
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
@@ -155,6 +155,7 @@ class RunConfig(Section):
         model = filled.get("model", {})
         if isinstance(model, dict):
             defaults = {"train": train_defaults(model), "calibration": {"scores": default_scores(model)}}
+            filled = fill_open(filled, official_precision(model) if fidelity == "official" else {})
             filled = fill_open(filled, defaults)
         return filled
 
@@ -215,6 +216,22 @@ class RunConfig(Section):
         if self.execution.parallel == "fsdp" and self.train.optimizer == "adamw8bit":
             raise ValueError("train.optimizer 'adamw8bit' cannot work on sharded weights; use adamw, or parallel ddp")
         return self
+
+    @model_validator(mode="after")
+    def _float16_weights_are_frozen(self) -> "RunConfig":
+        if self.model.dtype == "float16" and not self.model.trains_adapters:
+            raise ValueError(
+                "model.dtype 'float16' cannot be trained in full: updates and small gradients round to nothing; keep "
+                "the weights in float32 and set train.precision: float16"
+            )
+        return self
+
+    @property
+    def computes_in_float16(self) -> bool:
+        """Whether gradients pass through float16, and need loss scaling."""
+        model = self.model
+        products = model.quantization.compute_dtype if model.quantized else model.dtype
+        return "float16" in (products, model.dtype, self.train.precision)
 
     @property
     def needs_reference(self) -> bool:

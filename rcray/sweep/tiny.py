@@ -1,7 +1,8 @@
 """`--tiny`: the same experiment on the embedded models, scaled down to seconds on a CPU.
 
 Kept: objectives and their constants, calibration, likelihood, epochs, seeds, rates, method (QLoRA becomes LoRA: 4-bit
-arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, benchmarks, placement. Nothing
+arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, precision (float32), benchmarks,
+placement. Nothing
 about a model can be concluded from it; it proves that every cell of a file would run. `--set` wins over what is
 replaced here.
 """
@@ -60,6 +61,7 @@ def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
         "micro_batch_size": max(size for size in range(1, micro_batch + 1) if BATCH % size == 0),
         "probe_pairs": PROBE_PAIRS,
         "probe_every": PROBE_EVERY,
+        "precision": "weights",
     }
     content["execution"] = {}
     return build_run(content, _of_sections(overrides, ("model", "data", "train", "execution")), "--tiny")

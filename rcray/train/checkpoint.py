@@ -36,6 +36,7 @@ class Progress:
 
     step: int = 0
     calibrator: dict[str, float] | None = None
+    loss_scale: list[float] = field(default_factory=list)  # scale and sound steps, where float16 is computed in
     last_probe: list[float] = field(default_factory=list)  # z_w, z_l
     seconds: float = 0.0
     tokens: int = 0

@@ -214,6 +214,8 @@ class Training:
         )
         if self.state.calibrator is not None:
             self.state.calibrator.load_state_dict(self.progress.calibrator)
+        if update.scaling is not None:
+            update.scaling.restore(self.progress.loss_scale)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
             self._write_status(State.RUNNING)
@@ -241,6 +243,7 @@ class Training:
         better = execution.keep_best and self._is_best(probed=last)
         if self.rank == 0:
             self.progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
+            self.progress.loss_scale = update.scaling.state() if update.scaling else []
             self.recorder.flush()
             if better:
                 publish_model(self.loaded, run.best, weights)

@@ -31,6 +31,7 @@ from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradients, of_both_sides
 from rcray.train.parts import HeadPart, ScoreSource
 from rcray.train.profile import PHASE
+from rcray.train.scaling import OVERFLOW, LossScaling
 
 Micro = ReadOff | ExtraGradients
 
@@ -65,6 +66,7 @@ class Update:
     batch_size: int  # pairs per step, over all workers
     clip_norm: float
     clip: Callable[[Sequence[nn.Parameter], float], Tensor] = torch.nn.utils.clip_grad_norm_
+    scaling: LossScaling | None = None  # where something is computed in float16
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
@@ -123,14 +125,18 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
         with record_function(PHASE + "workers"):
             workers.sum_gradients([p.grad for p in update.parameters if p.grad is not None])
     with record_function(PHASE + "clip"):
+        if update.scaling:
+            update.scaling.unscale(update.parameters)
         norm = float(update.clip(update.parameters, update.clip_norm))
-    if not math.isfinite(norm):
+    sound = update.scaling is None or update.scaling.settle(norm)
+    if sound and not math.isfinite(norm):
         pairs = [int(i) for batch in batches for i in batch.index]
         named = ", ".join(map(str, pairs[:8])) + (", …" if len(pairs) > 8 else "")
         raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm}) on training pairs {named}")
     rate = update.optimizer.param_groups[0]["lr"]
     with record_function(PHASE + "update"):
-        update.optimizer.step()
+        if sound:
+            update.optimizer.step()
     update.scheduler.step()
     *recorded, real, computed = (sums if workers.reduce is None else workers.reduce.sum(sums)).tolist()
     exact = _record_beside("exact", [d.exact for d in decisions])
@@ -140,6 +146,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
         "rho_exact": exact["rho_exact"],
         "log_r_star_exact": exact["log_r_star_exact"],
         "grad_norm": norm,
+        **({} if sound else {"skipped": OVERFLOW}),
         "learning_rate": rate,
         "padding": 1 - real / computed,
         "seconds": time.perf_counter() - started,
@@ -203,7 +210,8 @@ def _seeds(state: StepState, batch: Batch, pairs: PairLogps, window: Window, ste
         per_pair = incentives(state.policy.objective, pairs, double=False)
         window.recorded += _sums(state.policy, batch, pairs, per_pair.loss, step)
         window.incentives.append(per_pair)
-    size = state.update.batch_size
+    scaling = state.update.scaling
+    size = state.update.batch_size / (scaling.scale if scaling else 1)
     return -per_pair.d_w / size, per_pair.d_l / size
 
 
