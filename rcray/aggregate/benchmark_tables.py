@@ -1,7 +1,7 @@
 """Benchmark tables in the paper's layout, from runs or from the published numbers alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rcray.aggregate import published
@@ -30,8 +30,8 @@ class Line:
 
 def lines_of(spec: TableSpec, places: Places) -> list[Line]:
     """The rows of a table with the runs that fill them; a row that several settings fill becomes several."""
-    lines = []
-    for row in spec.rows():
+    lines, starts = [], {title: row for title, row in spec.start_rows().items() if places.settings(row.place)}
+    for row in _with_starts(spec.rows(), starts):
         settings = places.settings(row.place)
         if not settings and spec.paper:  # elsewhere a row that nobody planned is not missing
             lines.append(Line(row, row.labels, None))
@@ -41,6 +41,16 @@ def lines_of(spec: TableSpec, places: Places) -> list[Line]:
             without = others.get(pair_key(setting.config)) if others else None
             lines.append(Line(row, labels, setting, without, apart=bool(others) and without is None))
     return lines
+
+
+def _with_starts(rows: Sequence[RowSpec], starts: Mapping[str, RowSpec]) -> Iterator[RowSpec]:
+    """Each group's start model before its first row, where there is one."""
+    seen: set[str] = set()
+    for row in rows:
+        if row.group not in seen and row.group in starts:
+            yield starts[row.group]
+        seen.add(row.group)
+        yield row
 
 
 def table_of_runs(spec: TableSpec, places: Places) -> Table:

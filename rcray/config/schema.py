@@ -15,6 +15,7 @@ from rcray.config.search import SearchConfig
 from rcray.config.section import Section
 
 DEFAULT_OBJECTIVE = "dpo"
+START_MODEL = "start model"  # in the place of an objective, where nothing is trained
 LARGEST_SEED = 2**32 - 1  # what every random generator takes
 
 #: Sections with a short form, `objective: dpo` or `calibration: true`: the type it has, the field it stands for.
@@ -64,7 +65,7 @@ class TrainConfig(Section):
     """The optimisation. Batch sizes count pairs over all workers together."""
 
     seed: int = Field(42, ge=0, le=LARGEST_SEED)
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=0, description="0: nothing is trained, the start model itself is evaluated")
     batch_size: int = Field(32, ge=1, description="pairs per optimizer step")
     micro_batch_size: int = Field(8, ge=1, description="pairs per forward and backward")
     micro_batch_tokens: int | None = Field(
@@ -227,6 +228,11 @@ class RunConfig(Section):
         return self
 
     @property
+    def is_start_model(self) -> bool:
+        """Whether nothing is trained: the row `before` of a table."""
+        return self.train.epochs == 0
+
+    @property
     def computes_in_float16(self) -> bool:
         """Whether gradients pass through float16, and need loss scaling."""
         model = self.model
@@ -236,6 +242,8 @@ class RunConfig(Section):
     @property
     def needs_reference(self) -> bool:
         """Whether the objective reads the reference model's likelihoods."""
+        if self.is_start_model:
+            return False
         if isinstance(self.objective, Custom):
             return self.objective.needs_reference
         return self.objective.traits.needs_reference
@@ -243,6 +251,8 @@ class RunConfig(Section):
     @property
     def objective_title(self) -> str:
         """The objective's name as tables print it."""
+        if self.is_start_model:
+            return START_MODEL
         if isinstance(self.objective, Custom):
             return self.objective.name.rpartition(":")[2]
         return self.objective.traits.title
@@ -250,6 +260,8 @@ class RunConfig(Section):
     @property
     def label(self) -> str:
         """A name a person can read, as in `tiny-neox · dpo · RC`."""
+        if self.is_start_model:
+            return f"{self.model.label} · {START_MODEL}"
         rc = "RC" if self.calibration.enabled else "no RC"
         return f"{self.model.label} · {self.objective.name} · {rc}"
 

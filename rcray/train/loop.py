@@ -201,6 +201,8 @@ class Training:
                 progress.seconds += time.perf_counter() - clock
                 clock = time.perf_counter()
                 self._save(last)
+        if schedule.total_steps == 0:  # the start model, kept as any other so that it is evaluated as any other
+            self._save(last=True)
         if self.profile:
             self.profile.close()
         return self.job.run.read_status()
