@@ -10,6 +10,7 @@ from rcray.aggregate.mixtures import mark
 from rcray.aggregate.paper import DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
 from rcray.aggregate.places import NOT_PLANNED, Places
 from rcray.aggregate.published import AVERAGE
+from rcray.aggregate.repeats import repeat_notes
 from rcray.aggregate.student import p_entry, paired_test
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.config.benchmarks import BENCHMARKS, benchmark_title
@@ -101,6 +102,7 @@ def table_of_published(spec: TableSpec) -> Table:
     notes.append(PUBLISHED_NOTES["stderr"])
     if any(row.place.model == "mistral-7b" and row.place.data == "ultrafeedback" for row in spec.rows()):
         notes.append(PUBLISHED_NOTES["degenerate"])
+    notes += repeat_notes(spec)
     return Table(
         title=f"{spec.title} (published)",
         notes=tuple(notes),
