@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.figures.curves import draw_cosines, draw_likelihoods
+from rcray.aggregate.figures.curves import draw_batch_likelihoods, draw_cosines, draw_likelihoods
 from rcray.aggregate.figures.dynamics import draw_dynamics, draw_run, run_figure
 from rcray.aggregate.figures.estimators import draw_head_full
 from rcray.aggregate.figures.overview import draw_overview
 from rcray.aggregate.figures.plane import draw_plane
+from rcray.aggregate.figures.schematic import draw_schematic
 from rcray.aggregate.figures.sensitivity import Series, draw_sensitivity
 from rcray.aggregate.figures.style import Plot
 from rcray.aggregate.groups import Comparison
@@ -16,6 +17,7 @@ __all__ = [
     "Plot",
     "Series",
     "draw_all",
+    "draw_batch_likelihoods",
     "draw_cosines",
     "draw_dynamics",
     "draw_head_full",
@@ -23,6 +25,7 @@ __all__ = [
     "draw_overview",
     "draw_plane",
     "draw_run",
+    "draw_schematic",
     "draw_sensitivity",
     "run_figure",
 ]
@@ -34,8 +37,10 @@ def draw_all(comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair], 
     yield from filter(None, [draw_plane(comparisons, unit)])
     for model in dict.fromkeys(comparison.model for comparison in comparisons):
         own = [comparison for comparison in comparisons if comparison.model == model]
+        yield from filter(None, [draw_schematic(model, own, unit)])
         yield from filter(None, [draw_cosines(model, own)])
         yield from filter(None, [draw_likelihoods(model, own, unit)])
+        yield from filter(None, [draw_batch_likelihoods(model, own, unit)])
     for comparison in comparisons:
         for with_rc in comparison.with_rc or (None,):
             yield from filter(None, [draw_dynamics(comparison, with_rc, unit)])
