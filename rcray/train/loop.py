@@ -22,8 +22,9 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from rcray.calibration import pathway_of
+from rcray.calibration.update import Drift
 from rcray.config import RunConfig
-from rcray.data.batch import Batch, Schedule, collate
+from rcray.data.batch import Batch, LookSchedule, Schedule, collate
 from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
@@ -38,8 +39,10 @@ from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder, sound_until
+from rcray.train.fresh import FreshPairs
 from rcray.train.mirror import Mirror
 from rcray.train.profile import StepProfile
+from rcray.train.record import row_of
 from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
 
@@ -165,6 +168,7 @@ class Training:
     probe: Batch
     recorder: Recorder
     progress: Progress
+    fresh: FreshPairs | None = None  # None: no looks are taken
     profile: StepProfile | None = None
     standing: list[float] = field(default_factory=list)  # accuracy and margin of the last look at the probe
 
@@ -180,7 +184,8 @@ class Training:
             ]
             try:
                 with self.profile.step() if self.profile else nullcontext():
-                    row = optimizer_step(self.state, batches, step + 1)
+                    fresh = self.fresh.at(step) if self.fresh else None
+                    row = row_of(optimizer_step(self.state, batches, step + 1, fresh))
             except DegenerateRunError:
                 self.recorder.flush()  # the way to the collapse; a resumed run would rewind it
                 raise
@@ -218,6 +223,9 @@ class Training:
             self.state.calibrator.load_state_dict(self.progress.calibrator)
         if update.scaling is not None:
             update.scaling.restore(self.progress.loss_scale)
+        self.state.drift = Drift(*self.progress.drift)
+        if self.state.looks is not None:
+            self.state.looks.restore(self.progress.look, self.state.calibrator)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
             self._write_status(State.RUNNING)
@@ -233,6 +241,7 @@ class Training:
         z = [z_w.mean().item(), z_l.mean().item()]
         self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
+        self.progress.first_probe = self.progress.first_probe or z
         realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""
         return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
 
@@ -246,6 +255,8 @@ class Training:
         if self.rank == 0:
             self.progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
             self.progress.loss_scale = update.scaling.state() if update.scaling else []
+            self.progress.drift = [state.drift.w, state.drift.l, state.drift.weight]
+            self.progress.look = state.looks.last if state.looks and gathered is None else {}
             self.recorder.flush()
             if better:
                 publish_model(self.loaded, run.best, weights)
@@ -275,6 +286,14 @@ class Training:
             self.progress.best = self.standing
         return better
 
+    def _winner_drift(self) -> float | None:
+        """How far the probe's winners are from where they began, per token; None before the second look."""
+        first, last = self.progress.first_probe, self.progress.last_probe
+        if not first or not last:
+            return None
+        tokens = float(self.probe.chosen.response.sum()) / len(self.probe.index)
+        return (last[0] - first[0]) / (1.0 if self.state.policy.likelihood == "mean" else tokens)
+
     def _over_workers(self, count: int) -> int:
         reduce = self.state.workers.reduce
         return count if reduce is None else int(reduce.sum(torch.tensor(count)))
@@ -297,6 +316,7 @@ class Training:
             seconds=round(progress.seconds, 3),
             tokens=progress.tokens,
             in_band=progress.in_band_steps / progress.step if progress.step else None,
+            winner_drift=self._winner_drift(),
             best=Standing(*progress.best) if progress.best else None,
             data=self.data.report.summary(),
             data_fingerprint=self.data.fingerprint(),
@@ -321,11 +341,16 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     data, held_out = prepared.train, prepared.held_out
     probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs))))
     schedule = Schedule.of(config, len(data.pairs), data.lengths)
-    state = step_state(config, job.store, loaded, data, schedule, device, workers)
+    state = step_state(config, job.store, loaded, data, schedule, device, workers, rank)
+    fresh = None
+    if state.looks is not None:
+        plan = LookSchedule(schedule, config.calibration.look_every, config.calibration.look_pairs)
+        portion = max(1, config.train.micro_batch_size // workers)
+        fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
     recorder = Recorder(job.run.dynamics)
     return Training(
-        job, rank, workers, loaded, data, schedule, state, probe.to(device), recorder, Progress(), profile=watch
+        job, rank, workers, loaded, data, schedule, state, probe.to(device), recorder, Progress(), fresh, watch
     )
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor
 
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000  # sound steps before the scale is doubled
@@ -23,11 +23,10 @@ class LossScaling:
     scale: float = FIRST_SCALE
     sound_steps: int = 0
 
-    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Divides the gradients by the scale; exact, since it is a power of two."""
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(1 / self.scale)
+    def unscale(self, gradients: Sequence[Tensor]) -> None:
+        """Divides gradients by the scale; exact, since it is a power of two."""
+        for gradient in gradients:
+            gradient.mul_(1 / self.scale)
 
     def settle(self, norm: float) -> bool:
         """Takes a step's gradient norm; whether it may be used, or else was lost to an overflow.

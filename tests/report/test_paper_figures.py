@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rcray.aggregate.figures import draw_batch_likelihoods, draw_schematic
 from rcray.aggregate.groups import compare
-from rcray.aggregate.ledger import read_ledger
+from  import read_ledger
 
 REAL = Path(__file__).parent / "quickstart-ledger"
 

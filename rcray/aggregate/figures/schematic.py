@@ -96,7 +96,7 @@ def _bands(axis: Axes, found: dict[str, tuple[Seen, Seen]]) -> None:
 
 def _seen(setting: Setting) -> Seen | None:
     result = setting.drawn()
-    if result is None or result.summary is None:
+    if result is None:
         return None
     records = result.dynamics(_COLUMNS)
     if not np.isfinite(records["log_r"]).any():
