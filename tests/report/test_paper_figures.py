@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
-from rcray.aggregate.figures import draw_batch_likelihoods, draw_schematic
+from rcray.aggregate.collect import collect
+from rcray.aggregate.exported import exported_experiments
+from rcray.aggregate.figures.curves import draw_batch_likelihoods
+from rcray.aggregate.figures.schematic import draw_schematic
 from rcray.aggregate.groups import compare
-from  import read_ledger
+from rcray.store import Store
 
 REAL = Path(__file__).parent / "quickstart-ledger"
 
 
 def comparisons():
-    return compare(read_ledger(REAL).results)
+    store = Store.at(REAL)
+    return compare(collect(store, [cell for _, cells in exported_experiments(store) for cell in cells]))
 
 
 def test_likelihoods_of_the_batches_stand_beside_those_of_the_probe_set():
