@@ -21,8 +21,8 @@ from rcray.cli.shared import (
     app,
     cells_of,
 )
-from rcray.errors import EXIT_FAILED
-from rcray.store import DEFAULT_STORE
+from rcray.errors import EXIT_FAILED, printable
+from rcray.store import DEFAULT_STORE, Store
 
 
 @app.command(short_help="what is wrong with this machine, and how to fix it")
@@ -161,3 +161,34 @@ def show_config(file: FileArgument, set_: SetOption = None, json_: JsonOption = 
         typer.echo(json.dumps(resolved, indent=2))
     else:
         typer.echo(yaml.safe_dump_all(resolved, sort_keys=False, allow_unicode=True).rstrip())
+
+
+@app.command("show-pairs", short_help="pairs as a model reads them, under both presets")
+def show_pairs(
+    file: FileArgument,
+    pairs: Annotated[int, typer.Option("--pairs", "-n", min=1, help="of each model and dataset")] = 3,
+    whole: Annotated[bool, typer.Option("--whole", help="every token, however long the pair")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+) -> None:
+    """Print the first pairs as they are rendered, scored and truncated, by the preset `official` and by `paper`."""
+    from rcray.config.fidelity import PRESETS
+    from rcray.data.display import LEGEND, describe_pairs, same_rows
+    from rcray.models.load import read_tokenizer
+    from rcray.models.sources import locate_tokenizer
+
+    _, cells = cells_of(file, set_, tiny)
+    presets = {name: cells_of(file, [*(set_ or ()), f"fidelity={name}"], tiny)[1] for name in reversed(list(PRESETS))}
+    own = {cell.config.fidelity for cell in cells}
+    typer.echo(LEGEND)
+    for key, cell in {same_rows(cell.config): cell for cell in reversed(cells)}.items():
+        model = cell.config.model
+        settings = {
+            f"{name} (this file)" if name in own else name: like.config.data
+            for name, alike in presets.items()
+            for like in [next(like for like in alike if same_rows(like.config) == key)]
+        }
+        tokenizer = read_tokenizer(model, locate_tokenizer(model, Store.at(store).cache))
+        typer.echo(f"\n=== {model.name}, {cell.config.data.name}")
+        typer.echo(printable(describe_pairs(tokenizer, settings, pairs, whole=whole)))

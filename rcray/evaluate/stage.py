@@ -172,7 +172,7 @@ class Subject:
     def measure(self, benchmark: Benchmark | None) -> list[MetricRow]:
         """Rows of held-out preference (None) or of one benchmark."""
         if benchmark is None:
-            rows = preference_rows(self._shifts())
+            rows = preference_rows(self._shifts(), is_reference=self.config.is_start_model)
             self.fault = next((row.reason for row in rows if row.status is State.DEGENERATE), None)
             return rows
         from rcray.evaluate.harness import run_benchmark

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: What is fetched from a hub: no pickles, no second copy of the weights in another format.
 _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "model.safetensors", "model-*.safetensors")
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _ADAPTER_FILES = ("*.json", "*.jinja", "*.txt", "*.model", ADAPTER_WEIGHTS)
 
 
@@ -87,6 +88,17 @@ def locate(config: ModelConfig, cache: Path) -> Origin:
         if not (adapter / name).is_file():
             raise _no_adapter(config.sft_adapter)(f"it has no {name}")
     return Origin(config, base, adapter, cache)
+
+
+def locate_tokenizer(config: ModelConfig, cache: Path) -> Path:
+    """The directory of the tokenizer alone: no weights are fetched, and none need to be there."""
+    if config.origin in embedded_models():
+        return locate(config, cache).base
+    if config.sft_adapter is not None:
+        adapter = _directory(config.sft_adapter, None, _TOKENIZER_FILES, _no_adapter(config.sft_adapter))
+        if (adapter / "tokenizer_config.json").is_file():  # it has the template the adapter was trained with
+            return adapter
+    return _directory(config.origin, config.revision, _TOKENIZER_FILES, _no_base(config))
 
 
 def _require_weights(config: ModelConfig, base: Path) -> None:

@@ -4,7 +4,7 @@ Legend: z~ = z - z_ref, the log density ratio of one side; s = sigmoid; lw, ll =
 
 Where exp() of a summed log-ratio would overflow or a loss is singular, the loss goes on along its tangent from the
 point where the incentive reaches `max_incentive`. The incentive is then bounded in the loss and in the calibration
-alike, and `guarded` marks the pairs concerned.
+alike (but for DDRO's `rc_max_incentive`, where it is given), and `guarded` marks the pairs concerned.
 """
 
 import math
@@ -56,20 +56,21 @@ def kto(pairs: PairLogps, p: Kto) -> Tensor:
     return p.lam_w * sigmoid(u_w) + p.lam_l * sigmoid(u_l)
 
 
-def _ddro_edge(p: Ddro) -> float:
-    """The z~_l at which d_l = e^z/(2 - e^z) reaches max_incentive S: e^z = 2S/(1 + S)."""
-    return math.log(2 * p.max_incentive / (1 + p.max_incentive))
+def _ddro_edge(max_incentive: float) -> float:
+    """The z~_l at which d_l = e^z/(2 - e^z) reaches S = max_incentive: e^z = 2S/(1 + S)."""
+    return math.log(2 * max_incentive / (1 + max_incentive))
 
 
 def _ddro_log_incentives(pairs: PairLogps, p: Ddro) -> tuple[Tensor, Tensor]:
-    u = pairs.zt_l.clamp(max=_ddro_edge(p))
+    """The authors bound d_l by one number in the loss and by a lower one in the calibration: `rc_max_incentive`."""
+    u = pairs.zt_l.clamp(max=_ddro_edge(min(p.max_incentive, p.rc_max_incentive or p.max_incentive)))
     return torch.zeros_like(u), u - torch.log(2 - u.exp())
 
 
-@register(Ddro, log_incentives=_ddro_log_incentives, guarded=lambda pairs, p: pairs.zt_l > _ddro_edge(p))
+@register(Ddro, log_incentives=_ddro_log_incentives, guarded=lambda pairs, p: pairs.zt_l > _ddro_edge(p.max_incentive))
 def ddro(pairs: PairLogps, p: Ddro) -> Tensor:
     """log 2 - z~_w + log 2 - log(2 - e^z~_l), along its tangent past d_l = max_incentive."""
-    edge = _ddro_edge(p)
+    edge = _ddro_edge(p.max_incentive)
     bounded = pairs.zt_l.clamp(max=edge)
     loser = math.log(2) - torch.log(2 - bounded.exp()) + p.max_incentive * relu(pairs.zt_l - edge)
     return math.log(2) - pairs.zt_w + loser

@@ -22,7 +22,9 @@ class Cell:
     @property
     def label(self) -> str:
         """Human name; settings that the label does not already show are appended."""
-        shown = ("model", "model.name", "objective", "objective.name", "calibration", "calibration.enabled")
+        shown = {"model", "model.name", "objective", "objective.name", "calibration", "calibration.enabled"}
+        if self.config.is_start_model:  # what was not done to it says nothing
+            shown |= {path for path, _ in self.varied if path.partition(".")[0] not in ("data", "likelihood")}
         extra = [f"{path.rpartition('.')[2]}={value}" for path, value in self.varied if path not in shown]
         return " · ".join([self.config.label, *extra])
 

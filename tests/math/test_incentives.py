@@ -251,3 +251,24 @@ def test_a_loss_of_one_side_only_has_no_incentive_on_the_other():
     found = incentives(lambda w, lose: -2.0 * w, PairLogps(z, z, z, z))
     assert found.d_w.tolist() == [2.0, 2.0] and found.d_l.tolist() == [0.0, 0.0]
     assert found.log_d_l.tolist() == [-math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("own", "bound", "seen"),
+    [({}, 10.0, 10.0), ({"max_incentive": 2e6, "rc_max_incentive": 20.0}, 2e6, 20.0)],
+    ids=["default", "official"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_ddro_is_bounded_in_the_loss_and_where_calibration_reads_it(own, bound, seen, dtype):
+    """The authors' loss grows to 2e6 and their calibration reads 20 at most; both are finite past the singularity."""
+    z_l = torch.tensor([-3.0, 0.5, 0.6931, 0.7, 30.0], dtype=dtype)
+    zero = torch.zeros_like(z_l)
+    ones = torch.ones_like(z_l)
+    found = incentives(objective("ddro", **own), PairLogps(zero, z_l, ones, ones, zero, zero), double=False)
+    assert found.loss.isfinite().all()
+    assert found.d_l[-1].item() == pytest.approx(bound)
+    exact = [math.exp(z) / (2 - math.exp(z)) for z in (-3.0, 0.5)]
+    assert found.d_l[:2].tolist() == pytest.approx(exact, rel=1e-5)
+    assert (found.d_l.diff() >= 0).all(), "it grows, and stays at its bound"
+    assert found.log_d_l[:2].tolist() == pytest.approx([math.log(d) for d in exact], rel=1e-5)
+    assert found.log_d_l[-2:].exp().tolist() == pytest.approx([seen, seen])

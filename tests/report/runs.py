@@ -60,7 +60,8 @@ def write_ok(store: Store, cell: Cell, steps: int | None = None) -> RunDir:
     run = store.run(cell.run_id)
     write_status(run, cell, "ok")
     write_evaluation(run, cell)
-    write_dynamics(run, cell, steps or cell.config.total_steps)
+    if not cell.config.is_start_model:  # it has no steps
+        write_dynamics(run, cell, steps or cell.config.total_steps)
     return run
 
 

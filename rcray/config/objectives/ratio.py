@@ -38,7 +38,14 @@ class Ddro(ObjectiveParams):
     """Direct density-ratio optimization."""
 
     name: Literal["ddro"] = "ddro"
-    max_incentive: Positive = Field(10.0, description="d_l is bounded by this: the loss goes on along its tangent")
+    max_incentive: Positive = Field(
+        10.0,
+        le=2e6,  # past it 2 - exp(z̃_l) is nothing but rounding in float32
+        description="d_l is bounded by this: the loss goes on along its tangent",
+    )
+    rc_max_incentive: Positive | None = Field(
+        None, description="the bound of d_l as calibration and records see it; null: that of the loss"
+    )
     traits = Traits(
         title="DDRO",
         family="disentangled",
