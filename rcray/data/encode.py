@@ -85,6 +85,9 @@ def _encode(pair: Pair, tokenizer: Any, config: DataConfig, report: EncodeReport
         report.note("realigned", pair.row)
     prompt, chosen, rejected = full_w[:cut], full_w[cut:], full_l[cut:]
     if len(prompt) + max(len(chosen), len(rejected)) > config.max_length:
+        if config.too_long == "drop":
+            reason = f"more than max_length {config.max_length} tokens"
+            return Skipped(pair.row, "dropped too long", reason, bad=False)
         report.note("truncated", pair.row)
         prompt = prompt[-config.max_prompt_length :]  # the end of a prompt holds the question
         room = config.max_length - len(prompt)

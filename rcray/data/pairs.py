@@ -20,6 +20,8 @@ from rcray.errors import DataError
 
 HELD_OUT_SHARE = 0.1  # at most, where a dataset has no split of its own for it
 TRAIN, HELD_OUT = "train", "held-out"
+DRAW_VERSION = 1  # raised when the same seed would draw other rows; before there was one, the first rows were taken
+_DRAWN_AT_ONCE = 4096  # pairs held as text; a larger draw reads its source once for each such part
 
 __all__ = ["Pair", "PairSplits", "Skipped", "Turn", "check_pairs", "load_pairs", "refuse_bad"]
 
@@ -51,7 +53,7 @@ def load_pairs(config: DataConfig) -> PairSplits:
     if config.eval_split is not None:
         others = open_rows(config, config.eval_split)
         return PairSplits(
-            Stream(lambda: read_pairs(rows, config)),
+            _drawn(Stream(lambda: read_pairs(rows, config)), rows.count, config),
             Stream(lambda: read_pairs(others, config)),
             lambda: content_key([rows.fingerprint(), others.fingerprint()], 64),
         )
@@ -98,7 +100,29 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
             else:
                 yield item
 
-    return PairSplits(Stream(train), Stream(held_out), rows.fingerprint)
+    return PairSplits(_drawn(Stream(train), rows.count, config), Stream(held_out), rows.fingerprint)
+
+
+def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stream:
+    """The same rows in an order drawn by the seed, where only some are wanted: a file's first rows may be alike.
+
+    Rows are handed on as they are drawn and the encoder stops when it has enough, so the source is read once for every
+    few thousand rows that it needs, and never held in memory.
+    """
+
+    def start() -> Iterator[Pair | Skipped]:
+        assert config.train_pairs is not None
+        size = count()
+        if config.train_pairs >= size:
+            yield from stream
+            return
+        order = random.Random(f"{config.seed}/train").sample(range(size), size)
+        for first in range(0, size, _DRAWN_AT_ONCE):
+            ranks = {position: rank for rank, position in enumerate(order[first : first + _DRAWN_AT_ONCE])}
+            found = {ranks[i]: item for i, item in enumerate(stream) if i in ranks}
+            yield from (found[rank] for rank in sorted(found))
+
+    return Stream(start) if config.draws else stream
 
 
 def _good_positions(items: Iterable[Pair | Skipped], among: set[int]) -> set[int]:

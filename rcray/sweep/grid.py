@@ -23,7 +23,10 @@ class Cell:
     def label(self) -> str:
         """Human name; settings that the label does not already show are appended."""
         shown = ("model", "model.name", "objective", "objective.name", "calibration", "calibration.enabled")
-        extra = [f"{path.rpartition('.')[2]}={value}" for path, value in self.varied if path not in shown]
+        places = [path for path, value in self.varied if path in shown[:2] and "/" in str(value)]  # shown by last part
+        extra = [
+            f"{path.rpartition('.')[2]}={value}" for path, value in self.varied if path not in shown or path in places
+        ]
         return " · ".join([self.config.label, *extra])
 
     def content(self) -> dict[str, Any]:

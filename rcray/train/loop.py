@@ -20,18 +20,21 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from rcray.calibration import pathway_of
 from rcray.config import RunConfig
-from rcray.data.batch import Batch, Schedule, collate
+from rcray.data.batch import Schedule, collate
 from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.files import publish_directory, storage_fault
+from rcray.models.inference import pair_sums
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
+from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
 from rcray.secrets import redact
@@ -95,9 +98,11 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
     try:
         if job.mirror:
             job.mirror.pull()
-        training = prepare(job, rank, workers)
-        training.start()
-        return training.run()
+        with reporting(job.run.path if rank == 0 else None):
+            report(PREPARATION, 0, 1)
+            training = prepare(job, rank, workers)
+            training.start()
+            return training.run()
     except Exception as error:
         # A run that lost a peer did nothing wrong: Ray starts the group again. Nor did one whose disk is full.
         if not lost_a_peer(error) and not storage_fault(error):
@@ -162,7 +167,7 @@ class Training:
     data: EncodedPairs
     schedule: Schedule
     state: StepState
-    probe: Batch
+    probe: EncodedPairs
     recorder: Recorder
     progress: Progress
     profile: StepProfile | None = None
@@ -195,6 +200,7 @@ class Training:
             row = {**row, **probed, "step": progress.step, "epoch": epoch, "tokens": tokens}
             if self.rank == 0:
                 self.recorder.add(row)
+            report(TRAINING, progress.step, schedule.total_steps)
             if self.job.on_step and self.rank == 0:
                 self.job.on_step({**row, "total_steps": schedule.total_steps})
             if last or progress.step % config.execution.checkpoint_every == 0:
@@ -224,13 +230,22 @@ class Training:
         policy = self.state.policy
         mean = policy.likelihood == "mean"
         with torch.no_grad(), policy.precision():
-            sides = [side_logps(policy.model, side) for side in (self.probe.chosen, self.probe.rejected)]
-            z_w, z_l = (s.sums / s.lengths if mean else s.sums for s in sides)
+            sum_w, sum_l, n_w, n_l = self._probe_sums()
+            z_w, z_l = (sum_w / n_w, sum_l / n_l) if mean else (sum_w, sum_l)
         z = [z_w.mean().item(), z_l.mean().item()]
         self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
         realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""
         return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
+
+    def _probe_sums(self) -> Tensor:
+        """Sums and lengths of both answers of every probe pair, [4, pairs]."""
+        policy, pairs, execution = self.state.policy, self.probe.pairs, self.job.config.execution
+        if execution.compile or execution.parallel == "fsdp":  # one shape, by way of the plain rows
+            batch = collate(pairs, range(len(pairs))).to(policy.device)
+            sides = [side_logps(policy.model, side) for side in (batch.chosen, batch.rejected)]
+            return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
+        return pair_sums(policy.model, pairs, self.probe.lengths, range(len(pairs)), policy.device)
 
     def _save(self, last: bool) -> None:
         """Records first, then the checkpoint that vouches for them; at the end the model in place of checkpoints."""
@@ -314,14 +329,12 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device)
     prepared = prepare_data(config.data, loaded.tokenizer, job.store.cache)
     data, held_out = prepared.train, prepared.held_out
-    probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs))))
+    probe = EncodedPairs(held_out.pairs[: config.train.probe_pairs], held_out.report)
     schedule = Schedule.of(config, len(data.pairs), data.lengths)
     state = step_state(config, job.store, loaded, data, schedule, device, workers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
     recorder = Recorder(job.run.dynamics)
-    return Training(
-        job, rank, workers, loaded, data, schedule, state, probe.to(device), recorder, Progress(), profile=watch
-    )
+    return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), profile=watch)
 
 
 def publish_model(loaded: LoadedModel, target: Path, weights: dict[str, torch.Tensor] | None = None) -> None:

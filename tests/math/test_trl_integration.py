@@ -206,3 +206,22 @@ def test_the_package_does_not_need_trl():
         "else:\n    raise SystemExit('imported without trl')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_lora_model_is_measured_at_its_adapters(build, weights):
+    from peft import LoraConfig, get_peft_model
+
+    def adapted():
+        return get_peft_model(
+            copy.deepcopy(weights), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
+
+    trainer = build(model=adapted(), calibrator=Calibrator())
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    measured = [names[id(p)] for p in trainer._score_parameters]
+    assert measured and all("layers.1." in name and "lora_" in name for name in measured), "the last block's"
+    trainer.train()
+    assert any("band/rho" in entry for entry in trainer.state.log_history)
+    with pytest.raises(ConfigError, match="scores='head' needs a trainable output head") as refused:
+        build(model=adapted(), scores="head")
+    assert "calibration" not in str(refused.value) and "scores=adapters" in refused.value.fix
