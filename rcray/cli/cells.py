@@ -56,7 +56,7 @@ def train(
 
             stack.enter_context(connected(needs_dashboard=True))
             check_placement([cell], possible_nodes(None))
-        line = stack.enter_context(ProgressLine(cell.label))
+        line = stack.enter_context(ProgressLine(cell.label, opened.run(cell.run_id).path))
         outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update, profile=profile)
     record = outcome.status
     done = f", {record.step} steps in {record.seconds:.1f} s" if record.total_steps else ""

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -98,10 +98,8 @@ class _Reporter:
         self.written = now
         rate = (done - self.first) / (now - self.begun) if done > self.first and now > self.begun else None
         note = Progress(phase, done, total, rate, platform.node(), os.getpid(), _born(), time.time())
-        try:
+        with suppress(OSError):  # a full disk is met, and said, by what must be written
             write_json(self.run / FILE, asdict(note))
-        except OSError:  # a full disk is met, and said, by what must be written
-            pass
 
 
 @cache

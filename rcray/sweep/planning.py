@@ -7,6 +7,7 @@ from typing import Any
 
 from rcray.config import Experiment
 from rcray.config.datasets import SOURCES
+from rcray.records.progress import read_progress
 from rcray.records.states import State
 from rcray.records.status import read_status
 from rcray.store import RunDir
@@ -99,6 +100,8 @@ def make_plan(
             if known is None:
                 run = RunDir(store / "runs" / cell.run_id)
                 state = read_status(run.status).status  # as it stands: a plan changes nothing
+                if state is State.RUNNING and read_progress(run.path) is None:
+                    state = State.PENDING  # its process is gone
                 known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config))
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text
