@@ -4,6 +4,7 @@ Nothing is held in memory: a split is read again every time it is iterated.
 """
 
 import hashlib
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from rcray.data.readers import read_pairs
 from rcray.data.rows import Rows
 from rcray.data.sources import open_rows
 from rcray.errors import DataError
+
+log = logging.getLogger(__name__)
 
 HELD_OUT_SHARE = 0.1  # at most, where a dataset has no split of its own for it
 TRAIN, HELD_OUT = "train", "held-out"
@@ -81,6 +84,11 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
     def drawn() -> frozenset[int]:
         count = rows.count()
         size = min(config.eval_pairs, max(2, int(count * HELD_OUT_SHARE)))
+        if size < config.eval_pairs:
+            log.warning(
+                "%s: data.eval_pairs %d: %d of %d rows are held out, a tenth at the most; give an eval_split for more",
+                *(config.name, config.eval_pairs, size, count),
+            )
         spare = min(count, 2 * size + 8)  # some of the drawn rows may be bad
         ranks = random.Random(f"{config.seed}/held-out").sample(range(count), spare)
         good = _good_positions(read_pairs(rows, config), set(ranks))

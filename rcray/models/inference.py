@@ -75,7 +75,7 @@ def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None) ->
         return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
     device = batch.index.device
     layout = _laid_out(batch.to(torch.device("cpu")), allowed).to(device)
-    logp, _ = answer_logps(model, layout, mlp=allowed.short_mlp)
+    logp, _ = answer_logps(model, layout)
     sums = [layout.matrix(logp, side).sum(1) for side in (CHOSEN, REJECTED)]
     return torch.stack([*sums, *layout.counts.to(logp.dtype)])
 

@@ -40,7 +40,7 @@ class Counted:
 @pytest.fixture
 def counted(neox):
     allowed = capabilities_of(neox.model)
-    assert allowed.plain_head and allowed.packs_rows and allowed.short_mlp  # tried once, by forwards of their own
+    assert allowed.plain_head and allowed.packs_rows  # tried once, by forwards of their own
     count = Counted()
     handle = count.watch(body_of(neox.model))
     yield count
@@ -329,7 +329,7 @@ def test_little_is_computed_beside_the_tokens_themselves(neox, monkeypatch):
         computed.append((args[0] if args else kwargs["input_ids"]).numel())
 
     allowed = capabilities_of(neox.model)
-    assert allowed.packs_rows and allowed.short_mlp
+    assert allowed.packs_rows
     handle = body_of(neox.model).register_forward_pre_hook(count, with_kwargs=True)
     found = reference.pair_logps(neox.model, data, range(96), CPU)
     handle.remove()
