@@ -42,6 +42,7 @@ def train(
     experiment, cell = only_cell(file, set_)
     uri = tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
+    _say_held_out([cell])
     from rcray.pipeline import train as run
     from rcray.progress import ProgressLine
     from rcray.train.launch import is_whole
@@ -92,6 +93,7 @@ def sweep(
             fix="give an absolute path on storage that every node mounts, or set RCRAY_STORE on the cluster",
         )
     opened = Store.open(store)
+    _say_held_out(cells)
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
@@ -155,6 +157,13 @@ def submit(
     command = ["sweep", file_in_job(file, working_dir), *options]
     submission = Submission(experiment.name, command, working_dir.resolve(), parse_env(env or ()))
     sys.exit(run(submission, address, follow_log=not no_follow, write=_write_through))
+
+
+def _say_held_out(cells: Any) -> None:
+    from rcray.sweep.planning import held_out_notes
+
+    for note in held_out_notes(cells):
+        typer.echo(note, err=True)
 
 
 def _write_through(text: str) -> None:

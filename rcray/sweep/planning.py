@@ -229,6 +229,20 @@ def summary(plan: Plan) -> str:
     return "\n".join([*lines, MEASURED if plan.measured else ASSUMPTIONS])
 
 
+def held_out_notes(cells: Sequence[Cell]) -> list[str]:
+    """A line for every local file that gives fewer held-out pairs than a cell asks for."""
+    notes = []
+    for cell in cells:
+        data = cell.config.data
+        found = survey(data, cell.config.model)
+        if found is not None and found.held_out < data.eval_pairs:
+            notes.append(
+                f"{data.name}: data.eval_pairs {data.eval_pairs}: {found.held_out} of {found.rows} rows are held out, a "
+                "tenth at the most; give an eval_split for more"
+            )
+    return list(dict.fromkeys(notes))
+
+
 def _local_text(planned: PlannedCell) -> str:
     """What was seen in a local file: rows, what is held out of them, their lengths."""
     data = planned.cell.config.data

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import logging
 import zipfile
 
 import pytest
@@ -15,11 +16,14 @@ from rcray.config.models import MODELS
 from rcray.config.wheels import Wheel
 from rcray.data import wheels
 from rcray.data.alpacaeval import Verdict, agreed_pairs, as_verdict, pairs_dir, split_of
-from rcray.data.pairs import load_pairs
+from rcray.data.encode import encode_pairs
+from rcray.data.pairs import Pair, load_pairs
 from rcray.errors import DataError
 from rcray.models.chain import read_chain
 from rcray.models.load import load_model
 from rcray.models.trained import load_trained, save_trained
+from rcray.sweep.grid import Cell
+from rcray.sweep.planning import held_out_notes
 
 
 @pytest.fixture
@@ -185,3 +189,25 @@ def test_a_seed_counts_where_it_draws():
     assert ids[0] != ids[1]
     assert "seed" not in DataConfig(**given).content(), "as before at the default"
     assert "seed" not in DataConfig(name="hh", seed=3).content(), "all rows: nothing is drawn"
+
+
+def test_fewer_held_out_rows_than_asked_for_are_said(tmp_path, caplog):
+    path = lines(tmp_path / "pairs.jsonl", 104)
+    with caplog.at_level(logging.WARNING):
+        held_out = list(load_pairs(DataConfig(name=str(path), eval_pairs=16)).held_out)
+    assert len(held_out) == 10
+    assert "eval_pairs 16: 10 of 104 rows are held out" in caplog.text
+    config = RunConfig(data={"name": str(path), "eval_pairs": 16})
+    (note,) = held_out_notes([Cell("a", config, ()), Cell("b", config, ())])
+    assert "10 of 104" in note
+    assert held_out_notes([Cell("a", RunConfig(data={"name": str(path), "eval_pairs": 10}), ())]) == []
+
+
+def test_rows_that_are_too_long_can_be_left_out_whole(neox):
+    pairs = [Pair("short", "map a", "b", "c"), Pair("long", "map a", "b c d e f g " * 30, "c")]
+    settings = {"max_length": 48, "max_prompt_length": 24}
+    cut = encode_pairs(pairs, neox.tokenizer, DataConfig(**settings))
+    whole = encode_pairs(pairs, neox.tokenizer, DataConfig(**settings, too_long="drop"))
+    assert [pair.row for pair in cut.pairs] == ["short", "long"] and cut.report.truncated == ["long"]
+    assert [pair.row for pair in whole.pairs] == ["short"] and whole.report.rows("dropped too long") == ["long"]
+    assert "too_long" not in DataConfig().content(), "older runs keep their ids"
