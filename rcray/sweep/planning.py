@@ -237,8 +237,8 @@ def held_out_notes(cells: Sequence[Cell]) -> list[str]:
         found = survey(data, cell.config.model)
         if found is not None and found.held_out < data.eval_pairs:
             notes.append(
-                f"{data.name}: data.eval_pairs {data.eval_pairs}: {found.held_out} of {found.rows} rows are held out, a "
-                "tenth at the most; give an eval_split for more"
+                f"{data.name}: data.eval_pairs {data.eval_pairs}: {found.held_out} of {found.rows} rows are held out, "
+                "a tenth at the most; give an eval_split for more"
             )
     return list(dict.fromkeys(notes))
 
