@@ -8,6 +8,7 @@ from rcray.aggregate.estimators import EstimatorPair
 from rcray.aggregate.groups import Comparison, Setting
 from rcray.aggregate.summary import DynamicsSummary, HeadFull
 from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
 
 _HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
@@ -119,7 +120,7 @@ def head_full_table(pairs: Sequence[EstimatorPair]) -> Table | None:
     """The band of the head (or last adapters) against that of all parameters; None where no run has both."""
     if not pairs:
         return None
-    rows = [Row(pair.model, (Entry(pair.title), Entry(pair.rc), *_head_full(pair))) for pair in pairs]
+    rows = [Row(table_name(pair.model), (Entry(pair.title), Entry(pair.rc), *_head_full(pair))) for pair in pairs]
     return Table(
         title="The band of the head against the band of all parameters",
         notes=(
@@ -166,7 +167,7 @@ def _several(comparisons: Sequence[Comparison]) -> bool:
 
 def _rows(comparisons: Sequence[Comparison], entries: Callable[[Setting], list[Entry]]) -> tuple[Row, ...]:
     return tuple(
-        Row(c.model, (Entry(c.title), Entry(setting.rc), *entries(setting)))
+        Row(table_name(c.model), (Entry(c.title), Entry(setting.rc), *entries(setting)))
         for c in comparisons
         for setting in c.settings
     )

@@ -7,6 +7,7 @@ from rcray.aggregate.groups import MIXED, Comparison, Estimate, Setting, compare
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.student import p_entry, paired_test
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
+from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
 
 NO_RECORDS = "no records"
@@ -84,7 +85,7 @@ def _row(comparison: Comparison, setting: Setting, several: bool, letters: str) 
         Entry(setting.word),
         Entry(f"{finished} of {planned}" if finished < planned else str(planned)),
     )
-    return Row(comparison.model, (*head, *_numbers(comparison, setting, several)))
+    return Row(table_name(comparison.model), (*head, *_numbers(comparison, setting, several)))
 
 
 def _numbers(comparison: Comparison, setting: Setting, several: bool) -> list[Entry]:
@@ -124,7 +125,7 @@ def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
     configs = [result.cell.config for result in results]
     models = list(dict.fromkeys(config.model.name for config in configs))
     if len(models) == 1:
-        yield f"Model: {models[0]}."
+        yield f"Model: {', '.join(dict.fromkeys(config.model.label for config in configs))}."
     pairs = ", ".join(map(str, held_out_pairs(results)))
     seeds = ", ".join(map(str, sorted({config.train.seed for config in configs})))
     kind = "mean ± sample standard deviation over seeds" if several else "± one standard error over held-out pairs"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rcray.config.models import MODELS, embedded_models, short_name
+from rcray.config.models import MODELS, embedded_models, table_name
 from rcray.config.section import Section
 from rcray.config.shape import Shape, read_shape
 from rcray.config.wheels import SCHEME, QuantizedCopy
@@ -128,7 +128,7 @@ class ModelConfig(Section):
         unusual: list[str] = [self.method] if self.method != _usual_method(self.name) else []
         if self.copy_of_weights is not None:
             unusual.append(f"from {self.copy_of_weights.kind}")
-        short = self.name if self.name in MODELS else short_name(self.name)
+        short = table_name(self.name)
         return f"{short} ({', '.join(unusual)})" if unusual else short
 
     @property

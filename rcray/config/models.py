@@ -154,6 +154,11 @@ def model_title(name: str) -> str:
     return MODELS[name].title or name if name in MODELS else short_name(name)
 
 
+def table_name(name: str) -> str:
+    """The name of a known model; of a path or hub id the last part."""
+    return name if name in MODELS else short_name(name)
+
+
 def short_name(name: str) -> str:
     """The last part of a path or hub id: what tables have room for."""
     return name.rstrip("/").rpartition("/")[2] or name

@@ -119,7 +119,8 @@ def reporting(run: Path | None) -> Iterator[None]:
     finally:
         _REPORTER.reset(token)
         if run is not None:
-            (run / FILE).unlink(missing_ok=True)
+            with suppress(OSError):
+                (run / FILE).unlink(missing_ok=True)
 
 
 def report(phase: str, done: int, total: int) -> None:

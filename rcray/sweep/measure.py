@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from rcray.config import RunConfig, content_key
+from rcray.data.survey import survey
 from rcray.store import Store
 
 _STAND_IN = "cpo"  # one forward, one backward, no reference
@@ -85,7 +86,8 @@ def measure(config: RunConfig, store: Store) -> Measured:
         pair_sums(policy.model, training.data.pairs, training.data.lengths, rows, policy.device)
         _wait(torch)
         forward = time.perf_counter() - begun
-        pairs, held_out = len(training.data.pairs), config.data.eval_pairs
+        local = survey(config.data, config.model)
+        pairs, held_out = len(training.data.pairs), local.held_out if local else config.data.eval_pairs
     return Measured(timed[-1] / size, forward / size, started, pairs, held_out, _peak_bytes())
 
 

@@ -19,6 +19,7 @@ from rcray.aggregate.figures.panels import (
 from rcray.aggregate.figures.style import Plot, finish, style
 from rcray.aggregate.groups import Comparison, Setting
 from rcray.config import RunConfig
+from rcray.config.models import table_name
 from rcray.store import RunDir
 from rcray.sweep.grid import Cell
 
@@ -40,7 +41,7 @@ def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) ->
     if without is None and with_rc is None:
         return None
     variant = f" ({setting.variant})" if setting and setting.variant else ""
-    title = f"{comparison.title}{variant} on {comparison.model}"
+    title = f"{comparison.title}{variant} on {table_name(comparison.model)}"
     with style():
         figure = Figure(figsize=(13.6, 3.7), layout="constrained")
         axes = figure.subplots(1, 4)
