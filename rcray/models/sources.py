@@ -19,6 +19,7 @@ from filelock import FileLock
 from rcray.config import content_key
 from rcray.config.model import ModelConfig
 from rcray.config.models import MODELS, embedded_models
+from rcray.data.sources import find_local
 from rcray.errors import ModelError
 from rcray.files import publish_directory, write_atomic
 from rcray.store import is_plain_name
@@ -114,8 +115,8 @@ def _require_weights(config: ModelConfig, base: Path) -> None:
 
 
 def _directory(source: str, revision: str | None, files: Sequence[str], refusal: Callable[[str], ModelError]) -> Path:
-    local = Path(source)
-    if local.is_dir():
+    local = find_local(source)  # also from where a Tune trial was started
+    if local is not None and local.is_dir():
         return local
     if source.startswith(("/", "./", "../")):  # a path is no hub id
         raise refusal("no such directory")
