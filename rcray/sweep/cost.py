@@ -28,6 +28,8 @@ class Accelerator:
 
 GPU = Accelerator()
 CPU_FLOPS = 2e10  # of one core, small matrices
+CPU_FLOPS_WIDE = 4.5e10  # the same from WIDE hidden units on; measured on SmolLM2-135M
+WIDE = 512
 CPU_SECONDS_PER_MICRO_BATCH = 0.015  # what a micro-batch costs on a CPU however small the model is
 BYTES = {"float32": 4, "bfloat16": 2}
 FOUR_BIT_BYTES = 0.5 + 4 / 64  # nf4: half a byte, and a float32 scale for each 64 weights
@@ -117,7 +119,9 @@ def _hours(config: RunConfig, flops: float, pairs: int) -> float:
         rate = GPU.flops * GPU.utilisation * (1 if config.model.dtype == "bfloat16" else 0.5)
         return flops / (rate * workers * execution.gpus_per_worker) / 3600
     micro_batches = train.epochs * (pairs // train.batch_size) * (train.batch_size // train.micro_batch_size)
-    return (flops / (CPU_FLOPS * workers) + micro_batches * CPU_SECONDS_PER_MICRO_BATCH) / 3600
+    shape = config.model.shape
+    rate = CPU_FLOPS_WIDE if shape is not None and shape.hidden >= WIDE else CPU_FLOPS
+    return (flops / (rate * workers) + micro_batches * CPU_SECONDS_PER_MICRO_BATCH) / 3600
 
 
 def train_memory(config: RunConfig, shape: Shape) -> float:
