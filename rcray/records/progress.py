@@ -1,4 +1,4 @@
-"""`progress.json`: how far a run is inside its cell, while somebody carries it out.
+"""`.progress.json`: how far a run is inside its cell, while somebody carries it out.
 
 Whoever carries a run out reports what it is at; the file is written about once a second and removed at the end, so it
 tells a run that is under way from one whose process was killed: that one has no file, or one of a dead process.
@@ -19,7 +19,7 @@ import psutil
 from rcray.files import read_json, write_json
 from rcray.records.parsing import parser
 
-FILE = "progress.json"
+FILE = ".progress.json"  # hidden: a note of this machine, not part of the run that is copied or tracked
 PREPARATION, REFERENCE, TRAINING, EVALUATION = "preparation", "reference", "training", "evaluation"
 _WRITE_SECONDS = 1.0
 _SILENT_SECONDS = 600.0  # of a process on another machine, after which it is taken for dead

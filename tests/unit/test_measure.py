@@ -81,8 +81,8 @@ def test_a_killed_run_is_not_planned_as_running(store, config):
     with reporting(run.path):
         report(TRAINING, 3, 9)
         assert states() == (State.RUNNING, State.RUNNING, 3, "training 3/9")
-        dead = (run.path / "progress.json").read_text()
+        dead = (run.path / ".progress.json").read_text()
         assert read_progress(run.path).is_alive
     content = {**json.loads(dead), "pid": 2**22 - 3}
-    (run.path / "progress.json").write_text(json.dumps(content))  # as SIGKILL leaves it
+    (run.path / ".progress.json").write_text(json.dumps(content))  # as SIGKILL leaves it
     assert states()[:2] == (State.PENDING, State.PENDING)

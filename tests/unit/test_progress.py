@@ -37,10 +37,10 @@ def test_what_is_said_of_it():
 
 
 def test_a_damaged_note_is_no_note(tmp_path):
-    (tmp_path / "progress.json").write_text("{")
+    (tmp_path / ".progress.json").write_text("{")
     assert read_progress(tmp_path) is None
     report(TRAINING, 1, 2)  # outside of a run: nothing happens
-    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert [path.name for path in tmp_path.iterdir()] == [".progress.json"]
 
 
 @pytest.fixture
