@@ -22,6 +22,7 @@ import torch
 from benchmarks.interleaved import arguments, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, Setting, Size
 from benchmarks.trl_side import trl_batch, trl_trainer
+from rcray.train.record import row_of
 from rcray.train.step import StepState, optimizer_step
 
 SIZES = {"tiny": TINY, "hundred-million": HUNDRED_MILLION}
@@ -65,7 +66,7 @@ def make(size: Size, prompt: int, answer: int, pairs: int) -> Setting:
 def check_losses(setting: Setting) -> float:
     """The difference of the two losses on the same batch."""
     _, theirs = trl_step(setting)
-    ours = optimizer_step(setting.state(calibrated=False), [setting.batch], 1)["loss"]
+    ours = row_of(optimizer_step(setting.state(calibrated=False), [setting.batch], 1))["loss"]
     gap = abs(ours - theirs())
     if gap > 1e-4:
         raise SystemExit(f"losses differ by {gap}: rcray {ours}, TRL {theirs()}")

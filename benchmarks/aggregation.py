@@ -1,11 +1,10 @@
 """A report of 10,000 runs from an exported ledger, and figures of 100 runs of 2,000 steps.
 
-The ledger holds every status, three seeds, benchmark rows and summaries; its step records are read only by figures.
+The ledger holds every status, three seeds, benchmark rows and step records of 200 steps; all of it is read.
 Memory is the growth of the peak resident set, each in a process of its own: of the aggregation, and of drawing the
 dynamics of all 100 runs against drawing those of two.
 """
 
-import json
 import math
 import multiprocessing
 import shutil
@@ -16,17 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks.chunked_head import peak_kilobytes, reset_peak
 from benchmarks.interleaved import arguments, measure, report
-from rcray.aggregate.collect import collect, likelihood_unit
-from rcray.aggregate.ledger import read_ledger
-from rcray.aggregate.report import write_report
+from rcray.aggregate.collect import collect
+from rcray.aggregate.command import Request, run_report
 from rcray.config import Experiment
-from rcray.store import RunDir, Store
+from rcray.config.load import to_yaml
+from rcray.files import write_atomic
+from rcray.records.evaluation import Evaluation, MetricRow, write_evaluation
+from rcray.records.ledger import Ledger, LedgerEntry, write_ledger
+from rcray.records.states import UNSUCCESSFUL, State
+from rcray.records.status import RunStatus, write_status
+from rcray.store import Store
 from rcray.sweep.grid import expand
+from rcray.train.dynamics import SCHEMA, part_name
 
-STATUSES = ("ok", "ok", "ok", "ok", "ok", "ok", "ok", "failed", "oom", "degenerate")
+STATUSES = (*(State.OK for _ in range(7)), *UNSUCCESSFUL)
 
 
 def ledger_of(folder: Path, runs: int) -> Path:
@@ -44,89 +51,75 @@ def ledger_of(folder: Path, runs: int) -> Path:
         },
     )
     cells = expand(experiment)[:runs]
+    ledger = Store.at(folder)
     random = np.random.default_rng(0)
-    lines = [json.dumps(_run(cell, random, STATUSES[i % len(STATUSES)])) for i, cell in enumerate(cells)]
-    folder.mkdir(parents=True)
-    (folder / "runs.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    owned = {"experiment": experiment.model_dump(mode="json"), "runs": [cell.run_id for cell in cells]}
-    (folder / "ledger.json").write_text(json.dumps({"format": 1, "experiments": [owned]}))
+    parts = [_part(random, 200) for _ in range(20)]
+    entries = []
+    for i, cell in enumerate(cells):
+        status = RunStatus(cell.run_id, status=STATUSES[i % len(STATUSES)], step=200, total_steps=200, seconds=60.0)
+        run = ledger.run(cell.run_id)
+        write_atomic(run.config, to_yaml(cell.config))
+        write_status(run.status, status)
+        if status.status is State.OK:
+            write_evaluation(run.evaluation, Evaluation(_rows(random)))
+        write_atomic(run.dynamics / part_name(1, 200), parts[i % len(parts)])
+        entries.append(LedgerEntry(cell.run_id, cell.label, status.status, 200, 200, 60.0, varied=cell.varied))
+    write_atomic(ledger.experiment("large") / "experiment.yaml", to_yaml(experiment))
+    write_ledger(ledger.experiment("large"), Ledger(tuple(entries)))
     return folder
 
 
-def _run(cell: Any, random: np.random.Generator, status: str) -> dict[str, Any]:
-    shares = random.dirichlet(np.ones(5))
-    names = ("i", "ii", "iii", "reversed", "undefined")
-    rows = [
-        {"benchmark": "preference", "metric": name, "value": random.random(), "stderr": 0.01, "n": 256}
-        for name in ("accuracy", "margin", "drift_w", "drift_l")
-    ]
-    rows += [
-        {"benchmark": name, "metric": "acc", "value": random.random(), "stderr": 0.01, "n": 1000, "task_version": "1"}
-        for name in ("arc_easy", "hellaswag")
-    ]
-    summary = {
-        "steps": 200,
-        "in_band": random.random(),
-        "pathways": dict(zip(names, shares.tolist(), strict=True)),
-        "agreement": 0.75,
-        "intervals": 20,
-        "confusion": {"iii": {"iii": 15, "i": 5}},
-        "change_w": random.normal(),
-        "change_l": random.normal(),
-        "skipped": 0.0,
-        "rho": random.random(),
-        "seconds": 60.0 + random.random(),
-        "head_full": None,
-    }
-    return {
-        "run_id": cell.run_id,
-        "varied": [list(pair) for pair in cell.varied],
-        "status": {"status": status, "step": 200, "total_steps": 200, "seconds": 60.0, "error": ""},
-        "problem": "",
-        "rows": rows if status == "ok" else [],
-        "summary": summary,
-        "config": cell.config.model_dump(mode="json"),
-    }
+def _rows(random: np.random.Generator) -> tuple[MetricRow, ...]:
+    names = [("preference", name) for name in ("accuracy", "margin", "drift_w", "drift_l")]
+    names += [(name, "acc") for name in ("arc_easy", "hellaswag")]
+    return tuple(MetricRow(name, metric, random.random(), 0.01, 256, task_version="1") for name, metric in names)
+
+
+def _part(random: np.random.Generator, steps: int) -> bytes:
+    """Step records of one run."""
+    words = ["iii" if share < 0.8 else "i" for share in random.random(steps)]
+    looks = [word if i % 10 == 9 else "" for i, word in enumerate(words)]
+    sink = pa.BufferOutputStream()
+    pq.write_table(_table(random, steps, {"pathway_predicted": words, "pathway_realised": looks}), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _table(random: np.random.Generator, steps: int, words: dict[str, list[str]]) -> pa.Table:
+    columns: dict[str, Any] = {}
+    for field in SCHEMA:
+        if pa.types.is_boolean(field.type):
+            columns[field.name] = random.random(steps) < 0.9
+        elif not (pa.types.is_string(field.type) or pa.types.is_dictionary(field.type)):
+            columns[field.name] = random.normal(size=steps)
+        else:
+            columns[field.name] = words.get(field.name, [""] * steps)
+    columns |= {"step": np.arange(1, steps + 1), "rho": random.uniform(0.1, 0.9, steps)}
+    columns |= {name: np.arange(steps) for name in ("epoch", "tokens")}
+    columns |= {"band_lower": columns["log_r_star"] - 1, "band_upper": columns["log_r_star"] + 1}
+    return pa.table({field.name: pa.array(columns[field.name], type=field.type) for field in SCHEMA})
 
 
 def aggregate(ledger: Path, out: Path) -> float:
     """Ledger in, tables and page out; seconds of processor time, which other programs do not disturb."""
     started = time.process_time()
-    content = read_ledger(ledger)
-    write_report(out, content.experiments, content.results, figures=False)
+    run_report(Request(ledger=ledger, out=out, figures=False))
     return time.process_time() - started
 
 
 def records(folder: Path, runs: int, steps: int) -> tuple[Experiment, Store]:
     """A store of finished runs with long step records."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from rcray.train.dynamics import SCHEMA, part_name
-
     grid = {"train.learning_rate": [1e-6 * (i + 1) for i in range(runs // 2)], "calibration.enabled": [False, True]}
     run = {"model": "tiny-neox", "data": {"train_pairs": 32 * steps}}
     experiment = Experiment(name="long", run=run, grid=grid)
     store = Store.open(folder)
     random = np.random.default_rng(0)
-    words = {"pathway_predicted": ["iii"] * steps, "pathway_realised": [""] * steps, "skipped": [""] * steps}
     for cell in expand(experiment):
-        columns: dict[str, Any] = {}
-        for field in SCHEMA:
-            if field.name in words:
-                columns[field.name] = words[field.name]
-            elif pa.types.is_boolean(field.type):
-                columns[field.name] = random.random(steps) < 0.9
-            else:
-                columns[field.name] = random.normal(size=steps)
-        columns |= {"step": np.arange(1, steps + 1), "rho": random.uniform(0.1, 0.9, steps)}
-        columns |= {name: np.arange(steps) for name in ("epoch", "tokens")}
-        columns |= {"band_lower": columns["log_r_star"] - 1, "band_upper": columns["log_r_star"] + 1}
-        target: RunDir = store.run(cell.run_id)
+        target = store.run(cell.run_id)
         target.dynamics.mkdir(parents=True)
-        table = pa.table({field.name: pa.array(columns[field.name], type=field.type) for field in SCHEMA})
-        pq.write_table(table, target.dynamics / part_name(1, steps))
-        target.status.write_text(json.dumps({"status": "ok", "step": steps, "total_steps": steps}))
+        pq.write_table(
+            _table(random, steps, {"pathway_predicted": ["iii"] * steps}), target.dynamics / part_name(1, steps)
+        )
+        write_status(target.status, RunStatus(cell.run_id, status=State.OK, step=steps, total_steps=steps))
     return experiment, store
 
 
@@ -136,7 +129,7 @@ def draw(experiment: Experiment, store: Store, runs: int) -> int:
     from rcray.aggregate.groups import compare
 
     results = collect(store, expand(experiment)[:runs])
-    return sum(1 for _ in draw_all(compare(results), [], likelihood_unit(results)))
+    return sum(1 for _ in draw_all(compare(results), [], "nats"))
 
 
 def peak(work: Callable[..., Any], *arguments_: Any) -> tuple[Any, float]:

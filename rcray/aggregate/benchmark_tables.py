@@ -1,20 +1,18 @@
 """Benchmark tables in the paper's layout, from runs or from the published numbers alone."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rcray.aggregate import published
-from rcray.aggregate.groups import Setting, comparable, estimate, pair_key
+from rcray.aggregate.collect import Metric
+from rcray.aggregate.estimates import estimate, p_entry
+from rcray.aggregate.groups import NOT_PLANNED, Setting, comparable, has_seeds, pair_key, paired_differences
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.paper import DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
-from rcray.aggregate.places import NOT_PLANNED, Places
+from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE
-from rcray.aggregate.student import p_entry, paired_test
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.config.benchmarks import BENCHMARKS, benchmark_title
-
-_PERCENT = 100.0
 
 
 @dataclass(frozen=True)
@@ -43,31 +41,37 @@ def lines_of(spec: TableSpec, places: Places) -> list[Line]:
     return lines
 
 
-def table_of_runs(spec: TableSpec, places: Places) -> Table:
-    """The table filled from runs: values in percent, standard errors, seeds, differences, paired tests."""
-    lines = lines_of(spec, places)
+def metrics_of(spec: TableSpec, lines: Sequence[Line]) -> dict[str, Metric]:
+    """The keys of the frame by column; the average is that of all the others."""
     keys = {name: metric_key(name, lines) for name in spec.benchmarks}
+    return {**keys, AVERAGE: tuple(keys.values())}
+
+
+def table_of_runs(spec: TableSpec, places: Places) -> Table:
+    """The table filled from runs: scores, standard errors, seeds, differences, paired tests."""
+    lines = lines_of(spec, places)
+    metrics = metrics_of(spec, lines)
+    keys = [key for key in metrics.values() if isinstance(key, str)]
     settings = [line.setting for line in lines]
-    marked = mark(settings, [line.spec.group for line in lines], list(keys.values()))
-    several = any(setting is not None and len(setting.results) > 1 for setting in settings)
+    marked = mark(settings, [line.spec.group for line in lines], keys)
+    several = has_seeds(settings)
     rows = []
     for i, line in enumerate(lines):
         labels = [Entry(text) for text in line.labels]
         labels[0] = replace(labels[0], mark=marked.rows.get(i, ""))
-        scores = [_score(line, key, several, marked.cells.get((i, key), "")) for key in keys.values()]
-        average = _average(line, list(keys.values()), several)
-        rest = [average]
+        entries = [_score(line.setting, key, several, marked.cells.get((i, key), "")) for key in keys]
+        entries.append(_average(line.setting, metrics[AVERAGE], several))
         if spec.delta:
-            rest.append(_delta(line, list(keys.values())))
+            entries.append(_delta(line, metrics[AVERAGE]))
         if several:
-            rest += [_seeds(line), _p(line, list(keys.values()))]
-        rows.append(Row(line.spec.group, (*labels, *scores, *rest)))
-    columns = (*_columns(spec), *_seed_columns()) if several else _columns(spec)
+            seeds = Entry(line.setting.seeds) if line.setting else Entry(NOT_PLANNED, tone="absent")
+            entries += [seeds, p_entry(paired_differences(line.without, line.setting, metrics[AVERAGE]))]
+        rows.append(Row(line.spec.group, (*labels, *entries)))
     return Table(
         title=spec.title,
-        notes=(*_notes(several, settings, list(keys.values())), *marked.notes),
-        columns=columns,
-        rows=tuple(mark_best(rows, range(len(spec.heads), len(spec.heads) + len(spec.benchmarks) + 1))),
+        notes=(*_notes(several, settings, keys), *marked.notes),
+        columns=(*_columns(spec), *_seed_columns()) if several else _columns(spec),
+        rows=tuple(mark_best(rows, range(len(spec.heads), len(spec.heads) + len(metrics)))),
         spread_name="std" if several else "stderr",
         name=spec.name,
         subscripts=True,
@@ -76,15 +80,14 @@ def table_of_runs(spec: TableSpec, places: Places) -> Table:
 
 def table_of_published(spec: TableSpec) -> Table:
     """The same table with the paper's own numbers; the differences are recomputed from its averages."""
-    found = published.scores(spec.name)
+    printed = published.scores(spec.name)
     rows = []
     for row in spec.rows():
-        scores = found[row.place]
+        scores = printed[row.place]
         entries = [Entry(text) for text in row.labels]
-        entries += [Entry(value=scores[name].value, spread=scores[name].stderr) for name in spec.benchmarks]
-        entries.append(Entry(value=scores[AVERAGE].value))
+        entries += [Entry(value=scores[name].value, spread=scores[name].stderr) for name in (*spec.benchmarks, AVERAGE)]
         if spec.delta:
-            before = found[row.against][AVERAGE].value if row.against else None
+            before = printed[row.against][AVERAGE].value if row.against else None
             entries.append(Entry("–", tone="absent") if before is None else Entry(value=scores[AVERAGE].value - before))
         rows.append(Row(row.group, tuple(entries)))
     notes = ["Published numbers, in percent; subscripts and ± are the printed standard errors."]
@@ -114,11 +117,15 @@ def metric_key(benchmark: str, lines: Sequence[Line]) -> str:
 def _columns(spec: TableSpec) -> tuple[Column, ...]:
     heads = tuple(Column(head.lower(), head, align="left") for head in spec.heads)
     scores = tuple(
-        Column(name, benchmark_title(name), f"{benchmark_title(name)}, percent", digits=DIGITS, spread=True)
+        Column(
+            name, benchmark_title(name), f"{benchmark_title(name)}, percent", percent=True, digits=DIGITS, spread=True
+        )
         for name in spec.benchmarks
     )
-    average = Column("average", "Average", "plain mean of the row's benchmarks", digits=DIGITS, spread=not spec.paper)
-    delta = Column("delta_average", "Δ", "average with RC minus average without", digits=DIGITS, sign=True)
+    average = Column(AVERAGE, "Average", "plain mean of the row's benchmarks", percent=True, digits=DIGITS,
+                     spread=not spec.paper)  # fmt: skip
+    delta = Column("delta_average", "Δ", "average with RC minus average without", percent=True, digits=DIGITS,
+                   sign=True)  # fmt: skip
     return (*heads, *scores, average, delta) if spec.delta else (*heads, *scores, average)
 
 
@@ -129,62 +136,27 @@ def _seed_columns() -> tuple[Column, ...]:
     )
 
 
-def _score(line: Line, key: str, several: bool, letter: str) -> Entry:
-    setting = line.setting
+def _score(setting: Setting | None, key: str, several: bool, letter: str) -> Entry:
     if setting is None:
         return Entry(NOT_PLANNED, tone="absent")
-    value = setting.metric(key)
-    if value is None:
-        reasons = {m.reason for m in setting.measured(key).values() if m.reason}
-        return Entry(setting.problem(key), tone="status", tip="; ".join(sorted(reasons)), runs=setting.run_ids)
-    spread = value.shown_spread(several)
-    return Entry(
-        value=_PERCENT * value.value,
-        spread=None if spread is None else _PERCENT * spread,
-        mark=letter,
-        tip=_tip(setting, key),
-        runs=setting.run_ids,
-    )
+    rows = list(setting.measured(key).values())
+    if not rows:
+        return setting.entry(key, several)
+    parts = [f"n = {rows[0].n}", *(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].protocol)]
+    parts += [f"standard error, {name.replace('_', ' ')}: {100 * value:.2f}" for name, value in rows[0].errors]
+    return setting.entry(key, several, mark=letter, tip="; ".join(parts))
 
 
-def _tip(setting: Setting, key: str) -> str:
-    first = next(iter(setting.measured(key).values()))
-    parts = [f"n = {first.n}", *(f"{name.replace('_', ' ')} {value}" for name, value in first.protocol)]
-    parts += [f"standard error, {name.replace('_', ' ')}: {_PERCENT * value:.2f}" for name, value in first.errors]
-    return "; ".join(parts)
-
-
-def averages(setting: Setting, keys: Sequence[str]) -> dict[int, float]:
-    """The mean over benchmarks, by seed, for the seeds that have every one of them as a score."""
-    found = {}
-    for result in setting.finished:
-        values = [result.metrics[key] for key in keys if key in result.metrics]
-        if len(values) == len(keys) and all(value.ok for value in values):
-            found[result.seed] = _PERCENT * sum(value.value for value in values) / len(values)
-    return found
-
-
-def average_stderr(errors: Sequence[float | None]) -> float | None:
-    """Of a mean of independent benchmarks."""
-    if not errors or any(error is None or not math.isfinite(error) for error in errors):
-        return None
-    return math.sqrt(sum(error * error for error in errors if error is not None)) / len(errors)
-
-
-def _average(line: Line, keys: Sequence[str], several: bool) -> Entry:
-    setting = line.setting
+def _average(setting: Setting | None, average: Metric, several: bool) -> Entry:
     if setting is None:
         return Entry(NOT_PLANNED, tone="absent")
-    problems = [problem for key in keys if (problem := setting.problem(key))]
-    if problems:
-        word = problems[0] if len(set(problems)) == 1 else "incomplete"
-        return Entry(word, tone="status", tip="an average needs every benchmark", runs=setting.run_ids)
-    found = estimate(list(averages(setting, keys).values()), None)
-    assert found is not None
-    return Entry(value=found.value, spread=found.std if several else None, runs=setting.run_ids)
+    entry = setting.entry(average, several)
+    if entry.value is None:
+        return replace(entry, tip="an average needs every benchmark")
+    return entry if several else replace(entry, spread=None)  # as in the paper
 
 
-def _delta(line: Line, keys: Sequence[str]) -> Entry:
+def _delta(line: Line, average: Metric) -> Entry:
     if line.spec.against is None:
         return Entry("–", tone="absent")
     if line.setting is None:
@@ -193,47 +165,22 @@ def _delta(line: Line, keys: Sequence[str]) -> Entry:
         return Entry("settings differ", tone="status", tip="no run without RC differs from this one in RC alone")
     if line.without is None:
         return Entry("no w/o", tone="absent")
-    if not all(comparable(line.without, line.setting, key) for key in keys):
+    if not comparable(line.without, line.setting, average):
         return Entry("protocols differ", tone="status", tip="task versions, shots or templates are not the same")
-    found = _differences(line, keys)
-    if not found:
-        words = [setting.problem(key) for key in keys for setting in (line.setting, line.without)]
-        return Entry(next(filter(None, words), "incomplete"), tone="status")
-    value = estimate(found, None)
-    assert value is not None
+    value = estimate(paired_differences(line.without, line.setting, average))
+    if value is None:
+        word = line.setting.problem(average) or line.without.problem(average)
+        return Entry(word or "incomplete", tone="status")
     return Entry(value=value.value, spread=value.std)
-
-
-def _differences(line: Line, keys: Sequence[str]) -> list[float]:
-    if line.setting is None or line.without is None:
-        return []
-    before, after = averages(line.without, keys), averages(line.setting, keys)
-    return [after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())]
-
-
-def _seeds(line: Line) -> Entry:
-    if line.setting is None:
-        return Entry(NOT_PLANNED, tone="absent")
-    finished, planned = len(line.setting.finished), len(line.setting.results)
-    return Entry(f"{finished} of {planned}" if finished < planned else str(planned))
-
-
-def _p(line: Line, keys: Sequence[str]) -> Entry:
-    return p_entry(paired_test(_differences(line, keys)))
 
 
 def _notes(several: bool, settings: Sequence[Setting | None], keys: Sequence[str]) -> list[str]:
     kind = "mean ± sample standard deviation over seeds" if several else "± and subscripts: one standard error"
     notes = [f"In percent; {kind}; average: plain mean of the row's benchmarks. Bold: highest of its model."]
-    kinds = {
-        dict(m.protocol).get("stderr_kind")
-        for setting in settings
-        if setting
-        for key in keys
-        for m in setting.measured(key).values()
-    } - {None}
+    rows = (row for setting in settings if setting for key in keys for row in setting.measured(key).values())
+    kinds = {value for row in rows for name, value in row.protocol if name == "stderr_kind"}
     if kinds and not several:
-        notes.append(f"Standard errors of grouped benchmarks: {' and '.join(sorted(map(str, kinds)))}.")
+        notes.append(f"Standard errors of grouped benchmarks: {' and '.join(sorted(kinds))}.")
     if several:
         notes.append("p: two-sided paired t-test over seeds of the average, with RC against without.")
     return notes

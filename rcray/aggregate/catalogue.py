@@ -8,6 +8,7 @@ from rcray.aggregate.collect import CellResult
 from rcray.aggregate.comparison import Beside, beside_published
 from rcray.aggregate.dynamics_tables import agreement_table, confusion_table, head_full_table, pathways_table
 from rcray.aggregate.estimators import EstimatorPair
+from rcray.aggregate.frame import is_benchmark
 from rcray.aggregate.groups import Comparison
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
 from rcray.aggregate.places import Places
@@ -32,7 +33,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All chapters, and what the comparison with the paper found."""
+    """All chapters, and the comparisons with the paper."""
 
     chapters: tuple[Chapter, ...]
     beside: tuple[Beside, ...] = ()
@@ -50,56 +51,33 @@ def catalogue_of_runs(
     places = Places.of(results)
     covered = [spec for spec in BENCHMARK_TABLES if places.covers(spec)]
     specs = [*covered, *other_specs(results, places)]
-    beside = [found for spec in covered if (found := beside_published(spec, places))]
-    more = [table for table in (runtime_of_runs(comparisons), win_rates_of_runs(comparisons)) if table]
+    beside = [one for spec in covered if (one := beside_published(spec, places))]
     chapters = [
-        Chapter(
-            "Results",
-            "results",
-            "Held-out preference pairs and step records.",
-            (results_table(title, results, comparisons),),
-        ),
-        Chapter(
-            "Benchmarks, runtime and win rates",
-            "benchmarks",
-            "In the layout of the paper's tables; cells without a score say why.",
-            (*(table_of_runs(spec, places) for spec in specs), *more),
-        ),
-        Chapter(
-            "Ours beside published",
-            "published",
-            "Every score that the paper prints and these runs have.",
-            tuple(found.table for found in beside),
-        ),
-        Chapter(
-            "Band and pathways",
-            "dynamics",
-            "What the step records say of every cell.",
-            tuple(
-                table
-                for table in (
-                    pathways_table(comparisons),
-                    agreement_table(comparisons),
-                    confusion_table(results),
-                    head_full_table(pairs),
-                )
-                if table
-            ),
-        ),
+        _chapter("Results", "results", "Held-out preference pairs and step records.",
+                 results_table(title, results, comparisons)),
+        _chapter("Benchmarks, runtime and win rates", "benchmarks",
+                 "In the layout of the paper's tables; cells without a score say why.",
+                 *(table_of_runs(spec, places) for spec in specs), runtime_of_runs(comparisons),
+                 win_rates_of_runs(comparisons)),
+        _chapter("Ours beside published", "published", "Every score that the paper prints and these runs have.",
+                 *(one.table for one in beside)),
+        _chapter("Band and pathways", "dynamics", "What the step records say of every cell.",
+                 pathways_table(comparisons), agreement_table(comparisons), confusion_table(results),
+                 head_full_table(pairs)),
         _theory(results),
-    ]
+    ]  # fmt: skip
     return Catalogue(tuple(chapter for chapter in chapters if chapter.tables), tuple(beside))
 
 
 def catalogue_of_published() -> Catalogue:
     """The paper's own tables, from data alone."""
-    tables = (
-        *(table_of_published(spec) for spec in BENCHMARK_TABLES),
-        runtime_of_published(),
-        win_rates_of_published(),
-    )
     intro = "Rebuilt from the numbers in the package; averages and differences are recomputed in the test suite."
-    return Catalogue((Chapter("The paper's tables", "results", intro, tables), _theory()))
+    tables = (*map(table_of_published, BENCHMARK_TABLES), runtime_of_published(), win_rates_of_published())
+    return Catalogue((_chapter("The paper's tables", "results", intro, *tables), _theory()))
+
+
+def _chapter(title: str, anchor: str, intro: str, *tables: Table | None) -> Chapter:
+    return Chapter(title, anchor, intro, tuple(table for table in tables if table))
 
 
 def _theory(results: Sequence[CellResult] = ()) -> Chapter:
@@ -107,7 +85,7 @@ def _theory(results: Sequence[CellResult] = ()) -> Chapter:
     configs = [result.cell.config for result in results]
     own = dict.fromkeys(c.objective_title for c in configs if isinstance(c.objective, Custom))
     intro = "The formulas of the objective zoo and the regimes of the band, checked numerically by the test suite."
-    return Chapter("Theory", "theory", intro, (coefficients_table(own), regimes_table()))
+    return _chapter("Theory", "theory", intro, coefficients_table(own), regimes_table())
 
 
 def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec]:
@@ -135,7 +113,7 @@ def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec
             title="Evaluation results on benchmarks, other models and objectives",
             groups=tuple(dict.fromkeys((model, data) for model, data, _ in other)),
             objectives=tuple(dict.fromkeys(objective for _, _, objective in other)),
-            epochs=(_fewest_epochs(other),),
+            epochs=(min(result.cell.config.train.epochs for group in other.values() for result in group),),
         )
     ]
     for (model, data, objective), group in other.items():
@@ -154,19 +132,11 @@ def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec
 
 def measured_benchmarks(results: Sequence[CellResult]) -> tuple[str, ...]:
     """Benchmarks that any finished run has: the paper's first, in its order; several metrics of one stand apart."""
-    names = dict.fromkeys(name for r in results if r.ok for name in r.metrics if "/" in name)
     metrics: dict[str, list[str]] = {}
-    for name in names:
-        benchmark, _, metric = name.partition("/")
-        if benchmark != ALPACA_EVAL:
-            metrics.setdefault(benchmark, []).append(metric)
+    for key in dict.fromkeys(key for r in results if r.ok for key in r.metrics if is_benchmark(key)):
+        metrics.setdefault(key.partition("/")[0], []).append(key)
+    metrics.pop(ALPACA_EVAL, None)
     ordered = [*(name for name in SIX if name in metrics), *(name for name in metrics if name not in SIX)]
     return tuple(
-        name if len(metrics[name]) == 1 or name in SIX else f"{name}/{metric}"
-        for name in ordered
-        for metric in (metrics[name] if name not in SIX else metrics[name][:1])
+        key for name in ordered for key in ([name] if len(metrics[name]) == 1 or name in SIX else metrics[name])
     )
-
-
-def _fewest_epochs(groups: dict[tuple[str, str, str], list[CellResult]]) -> int:
-    return min(result.cell.config.train.epochs for group in groups.values() for result in group)

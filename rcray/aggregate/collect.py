@@ -1,45 +1,26 @@
-"""From run directories to results: status, metrics and a summary of the step records of every cell.
+"""From run directories to results: the status of every cell, and its rows of the frame.
 
-Reads only; a file that is missing or damaged becomes a status and an error text, never a number.
+Reads only; a file that is missing or damaged becomes a status and an error text, never a number. A store, the runs
+fetched from MLflow and an exported ledger are directories of the same kind, and are read here alike.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rcray.aggregate.summary import DynamicsSummary, read_columns, recorded_columns, summarise
+from rcray.aggregate.estimates import error_of_mean
+from rcray.aggregate.frame import SHARE, Measurement, by_metric, evaluation_rows, likelihood_unit
+from rcray.aggregate.summary import STEPS, dynamics_rows, read_columns
 from rcray.errors import RcrayError, StoreError
-from rcray.records.evaluation import MetricRow
 from rcray.records.states import State
-from rcray.records.status import RunStatus, read_status
+from rcray.records.status import read_status, winner_lost
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
-#: What must be equal for two measurements of a benchmark to stand in one mean or one difference.
-PROTOCOL = ("task_version", "shots", "chat_template", "harness", "limit", "filter", "aggregate", "stderr_kind")
-
-
-@dataclass(frozen=True)
-class MetricValue:
-    """One row of `evaluation.json`."""
-
-    value: float
-    stderr: float
-    n: int
-    ci_low: float = math.nan
-    ci_high: float = math.nan
-    status: str = "ok"  # or degenerate: then `value` is no score
-    reason: str = ""
-    protocol: tuple[tuple[str, str], ...] = ()  # task version, shots and so on, where the row says them
-    errors: tuple[tuple[str, float], ...] = ()  # standard errors by the name of their definition
-    note: str = ""  # what else the row says of itself
-
-    @property
-    def ok(self) -> bool:
-        """Whether this is a score."""
-        return self.status == "ok" and math.isfinite(self.value)
+#: A key of the frame; several of them are the plain mean of their benchmarks.
+Metric = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,8 +34,7 @@ class CellResult:
     seconds: float = 0.0
     step: int = 0
     total_steps: int | None = 0  # None: the data was never read
-    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
-    summary: DynamicsSummary | None = None
+    metrics: Mapping[str, Measurement] = field(default_factory=dict)  # its rows of the frame
     note: str = ""  # what was changed so that the run could be carried out at all
 
     @property
@@ -67,13 +47,29 @@ class CellResult:
         """The training seed."""
         return self.cell.config.train.seed
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it has step records."""
+        return STEPS in self.metrics
+
+    def measurement(self, metric: Metric) -> Measurement | None:
+        """A row of the frame, or the mean of several; no mean where one of them is no score."""
+        if isinstance(metric, str):
+            return self.metrics.get(metric)
+        rows = [self.metrics[key] for key in metric if key in self.metrics and self.metrics[key].ok]
+        if not rows or len(rows) < len(metric):
+            return None
+        error = error_of_mean([row.error for row in rows])
+        mean = sum(row.value for row in rows) / len(rows)
+        return Measurement(self.cell.run_id, "average", mean, math.nan if error is None else error, unit=SHARE)
+
+    def value(self, metric: str) -> float:
+        """A number of the frame; nan where it is not there."""
+        return self.metrics[metric].value if metric in self.metrics else math.nan
+
     def dynamics(self, columns: Sequence[str]) -> dict[str, np.ndarray]:
         """The given columns of the step records, sorted by step; empty arrays for a run without records."""
         return read_columns(self.run, columns)
-
-    def recorded(self) -> tuple[str, ...]:
-        """The columns its step records have."""
-        return recorded_columns(self.run)
 
 
 def collect(store: Store, cells: Sequence[Cell], stopped: Mapping[str, str] | None = None) -> list[CellResult]:
@@ -95,79 +91,22 @@ def collect(store: Store, cells: Sequence[Cell], stopped: Mapping[str, str] | No
 
 
 def read_run(run: RunDir, cell: Cell) -> CellResult:
-    """Reads one run directory."""
+    """Reads one run directory; what cannot be read is no result."""
     try:
         status = read_status(run.status)
     except StoreError as error:
         return CellResult(cell, run, State.FAILED, error=str(error))
     total_steps = cell.config.total_steps if status.total_steps is None else status.total_steps
-    rows: Sequence[MetricRow] = ()
-    summary, problem, note = None, "", ""
+    result = CellResult(cell, run, status.status, status.error, status.seconds, status.step, total_steps)
     try:
-        note = run.read_adjusted().note
-        rows = run.read_evaluation().rows
-        summary = summarise(run, cell.config.train.probe_every, total_steps)
+        result = replace(result, note="; ".join(filter(None, [run.read_adjusted().note, winner_lost(status)])))
+        result = replace(result, metrics=by_metric(_rows(run, cell, total_steps)))
     except RcrayError as error:
-        problem = str(error)
-    return make_result(run, cell, status, rows, summary, problem, note)
+        return replace(result, status=State.FAILED, error="; ".join(filter(None, [status.error, str(error)])))
+    return result
 
 
-def make_result(
-    run: RunDir,
-    cell: Cell,
-    status: RunStatus,
-    rows: Sequence[MetricRow],
-    summary: DynamicsSummary | None,
-    problem: str = "",
-    note: str = "",
-) -> CellResult:
-    """A result from the content of a run's files; `problem` is what could not be read."""
-    state, error = status.status, status.error
-    if problem:  # a result that cannot be read is not a result
-        state, error = State.FAILED, "; ".join(filter(None, [error, problem]))
-    return CellResult(
-        cell=cell,
-        run=run,
-        status=state,
-        error=error,
-        seconds=status.seconds,
-        step=status.step,
-        total_steps=cell.config.total_steps if status.total_steps is None else status.total_steps,
-        metrics=metric_values(rows),
-        summary=summary,
-        note=note,
-    )
-
-
-def metric_values(rows: Iterable[MetricRow]) -> dict[str, MetricValue]:
-    """Rows by name: a preference metric by itself, a benchmark's as `benchmark/metric`."""
-    metrics: dict[str, MetricValue] = {}
-    for row in rows:
-        name = row.metric if row.benchmark == "preference" else row.name
-        errors = {"pooled": row.stderr_pooled, "subtask_mean": row.stderr_subtask_mean}
-        found = MetricValue(
-            value=_number(row.value),
-            stderr=_number(row.stderr),
-            n=row.n,
-            ci_low=_number(row.ci_low),
-            ci_high=_number(row.ci_high),
-            status=row.status,
-            reason=row.reason or "",
-            protocol=tuple((key, str(value)) for key in PROTOCOL if (value := getattr(row, key)) is not None),
-            errors=tuple((name, value) for name, value in errors.items() if value is not None),
-            note=row.note or "",
-        )
-        if name in metrics:  # one of the two would win silently
-            found = MetricValue(math.nan, math.nan, 0, status="ambiguous", reason="several rows have this name")
-        metrics[name] = found
-    return metrics
-
-
-def likelihood_unit(results: Iterable[CellResult]) -> str:
-    """The unit of likelihoods under the runs' reduction."""
-    found = {result.cell.config.likelihood for result in results}
-    return "nats/token" if found == {"mean"} else "nats"
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _rows(run: RunDir, cell: Cell, total_steps: int | None) -> Iterator[Measurement]:
+    config = cell.config
+    yield from evaluation_rows(cell.run_id, config, run.read_evaluation().rows)
+    yield from dynamics_rows(run, config.train.probe_every, total_steps, likelihood_unit([config]))

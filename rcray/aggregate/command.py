@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rcray.aggregate.collect import CellResult, collect
-from rcray.aggregate.ledger import ExperimentRuns, export_ledger, read_ledger
+from rcray.aggregate.collect import collect
+from rcray.aggregate.exported import Planned, export_ledger, exported_experiments
 from rcray.aggregate.report import Report, write_published, write_report
 from rcray.config import Experiment
 from rcray.errors import ConfigError
 from rcray.records.ledger import read_stopped
 from rcray.store import Store
-from rcray.sweep.grid import Cell
 
 PUBLISHED_FOLDER = Path("rcray-published")
 
@@ -20,7 +19,7 @@ PUBLISHED_FOLDER = Path("rcray-published")
 class Request:
     """The options of the command."""
 
-    experiments: Sequence[tuple[Experiment, Sequence[Cell]]] = ()
+    experiments: Sequence[Planned] = ()
     store: Path | None = None
     published: bool = False
     ledger: Path | None = None
@@ -31,23 +30,30 @@ class Request:
 
 
 def run_report(request: Request) -> Report:
-    """Writes the report that was asked for."""
+    """Writes the report that was asked for; a ledger and fetched runs are read as the store that they are."""
     _check(request)
     if request.published:
         return write_published(request.out or PUBLISHED_FOLDER)
+    planned = request.experiments
     if request.ledger is not None:
-        content = read_ledger(request.ledger)
-        return write_report(
-            request.out or request.ledger / "report", content.experiments, content.results, figures=request.figures
-        )
-    assert request.store is not None
-    store = Store.open(request.store)
-    experiments = [ExperimentRuns(e, tuple(cell.run_id for cell in cells)) for e, cells in request.experiments]
-    folder = request.out or _folder(store, [runs.experiment for runs in experiments])
-    results = _results(request, store, folder)
+        store = Store.at(request.ledger)
+        planned = exported_experiments(store)
+        folder = request.out or request.ledger / "report"
+    else:
+        assert request.store is not None
+        store = Store.open(request.store)
+        folder = request.out or _folder(store, [experiment for experiment, _ in planned])
+    cells = list({cell.run_id: cell for _, cells in planned for cell in cells}.values())
+    names = [experiment.name for experiment, _ in planned]
+    if request.from_mlflow is not None:
+        from rcray.aggregate.mlflow_source import fetch_runs
+
+        store = fetch_runs(request.from_mlflow, names, cells, folder / "fetched")
+    stopped = {run: why for name in names for run, why in read_stopped(store.experiment(name)).items()}
+    results = collect(store, cells, stopped)
     if request.export is not None:
-        export_ledger(request.export, experiments, results)
-    return write_report(folder, experiments, results, figures=request.figures)
+        export_ledger(request.export, planned, results)
+    return write_report(folder, [experiment for experiment, _ in planned], results, figures=request.figures)
 
 
 def _check(request: Request) -> None:
@@ -58,9 +64,9 @@ def _check(request: Request) -> None:
     }
     given = [name for name, there in sources.items() if there]
     if len(given) != 1:
-        found = " and ".join(given) or "nothing"
         raise ConfigError(
-            f"report: {found} to report on", fix="give experiment files, or --ledger DIR, or --published: one of them"
+            f"report: {' and '.join(given) or 'nothing'} to report on",
+            fix="give experiment files, or --ledger DIR, or --published: one of them",
         )
     for name, value in (("--export-ledger", request.export), ("--from-mlflow", request.from_mlflow)):
         if value is not None and not request.experiments:
@@ -72,15 +78,3 @@ def _folder(store: Store, experiments: Sequence[Experiment]) -> Path:
     if len(experiments) == 1:
         return store.experiment(experiments[0].name)
     return store.root / "report"
-
-
-def _results(request: Request, store: Store, folder: Path) -> list[CellResult]:
-    cells = list({cell.run_id: cell for _, cells in request.experiments for cell in cells}.values())
-    if request.from_mlflow is None:
-        folders = [store.experiment(experiment.name) for experiment, _ in request.experiments]
-        return collect(store, cells, {run: why for folder in folders for run, why in read_stopped(folder).items()})
-    from rcray.aggregate.mlflow_source import fetch_runs
-
-    names = [experiment.name for experiment, _ in request.experiments]
-    fetched = fetch_runs(request.from_mlflow, names, cells, folder / "fetched")
-    return collect(fetched, cells)

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rcray.aggregate import published
-from rcray.aggregate.benchmark_tables import Line, average_stderr, averages, benchmark_title, lines_of, metric_key
-from rcray.aggregate.groups import estimate
+from rcray.aggregate.benchmark_tables import lines_of, metrics_of
+from rcray.aggregate.estimates import error_of_mean
 from rcray.aggregate.paper import DIGITS, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE, Score
 from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.config.benchmarks import benchmark_title
 
 
 @dataclass(frozen=True)
@@ -24,22 +25,22 @@ class Beside:
 
 def beside_published(spec: TableSpec, places: Places) -> Beside | None:
     """One row per score that both have; None where there is none."""
-    found = published.scores(spec.name)
+    printed = published.scores(spec.name)
     lines = lines_of(spec, places)
-    keys = {name: metric_key(name, lines) for name in spec.benchmarks}
     rows = []
     within = 0
     for line in lines:
-        printed = found.get(line.spec.place)
-        if printed is None:
+        scores = printed.get(line.spec.place)
+        if scores is None or line.setting is None:
             continue
-        for name in (*spec.benchmarks, AVERAGE):
-            ours = _ours(line, name, keys)
+        for name, metric in metrics_of(spec, lines).items():
+            ours = line.setting.metric(metric)
             if ours is None:
                 continue
-            theirs = _published(printed, name, spec)
+            theirs = published_score(scores, name, spec)
             difference = ours.value - theirs.value
-            combined = _combined(ours, theirs)
+            known = ours.stderr is not None and theirs.stderr is not None and math.isfinite(ours.stderr)
+            combined = math.hypot(ours.stderr or 0.0, theirs.stderr or 0.0) if known else None
             inside = combined is not None and abs(difference) <= combined
             within += inside
             rows.append(
@@ -48,7 +49,7 @@ def beside_published(spec: TableSpec, places: Places) -> Beside | None:
                     (
                         *(Entry(label) for label in line.labels),
                         Entry("Average" if name == AVERAGE else benchmark_title(name)),
-                        Entry(value=ours.value, spread=ours.stderr, runs=line.setting.run_ids if line.setting else ()),
+                        Entry(value=ours.value, spread=ours.stderr, runs=line.setting.run_ids),
                         Entry(value=theirs.value, spread=theirs.stderr),
                         Entry(value=difference),
                         Entry("not known", tone="absent") if combined is None else Entry(value=combined),
@@ -68,10 +69,10 @@ def beside_published(spec: TableSpec, places: Places) -> Beside | None:
         ),
         columns=(
             *heads,
-            Column("ours", "Ours", "percent", digits=DIGITS, spread=True),
-            Column("published", "Published", "percent", digits=DIGITS, spread=True),
-            Column("difference", "Difference", "ours minus published, points", digits=DIGITS, sign=True),
-            Column("combined_stderr", "Combined error", digits=DIGITS),
+            Column("ours", "Ours", "percent", percent=True, digits=DIGITS, spread=True),
+            Column("published", "Published", "percent", percent=True, digits=DIGITS, spread=True),
+            Column("difference", "Difference", "ours minus published, points", percent=True, digits=DIGITS, sign=True),
+            Column("combined_stderr", "Combined error", percent=True, digits=DIGITS),
             Column("within", "Within", "whether the difference is at most the combined standard error", align="left"),
         ),
         rows=tuple(rows),
@@ -80,34 +81,8 @@ def beside_published(spec: TableSpec, places: Places) -> Beside | None:
     return Beside(table, len(rows), within)
 
 
-def _ours(line: Line, name: str, keys: Mapping[str, str]) -> Score | None:
-    setting = line.setting
-    if setting is None:
-        return None
-    if name != AVERAGE:
-        value = setting.metric(keys[name])
-        if value is None:
-            return None
-        return Score(100 * value.value, None if value.stderr is None else 100 * value.stderr)
-    if any(setting.problem(key) for key in keys.values()):
-        return None
-    found = estimate(list(averages(setting, list(keys.values())).values()), None)
-    if found is None:
-        return None
-    if found.seeds > 1:
-        return Score(found.value, found.stderr)
-    errors = [value.stderr for key in keys.values() if (value := setting.metric(key))]
-    of_mean = average_stderr(errors)
-    return Score(found.value, None if of_mean is None else 100 * of_mean)
-
-
-def _published(scores: Mapping[str, Score], name: str, spec: TableSpec) -> Score:
+def published_score(scores: Mapping[str, Score], name: str, spec: TableSpec) -> Score:
+    """A printed score; the error of an average, which the paper does not print, is that of independent benchmarks."""
     if name != AVERAGE:
         return scores[name]
-    return Score(scores[AVERAGE].value, average_stderr([scores[key].stderr for key in spec.benchmarks]))
-
-
-def _combined(ours: Score, theirs: Score) -> float | None:
-    if ours.stderr is None or theirs.stderr is None or not math.isfinite(ours.stderr):
-        return None
-    return math.hypot(ours.stderr, theirs.stderr)
+    return Score(scores[AVERAGE].value, error_of_mean([scores[key].stderr for key in spec.benchmarks]))

@@ -3,14 +3,15 @@
 Without RC the estimator does not touch training, so two such runs made the same steps and only recorded another band.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rcray.aggregate.collect import CellResult
+from rcray.aggregate.frame import Measurement, by_metric
 from rcray.aggregate.groups import setting_key
-from rcray.aggregate.summary import FULL, FULL_COLUMNS, HeadFull, head_full
+from rcray.aggregate.summary import FULL, FULL_COLUMNS, SAME_SIDE, full_rows
 from rcray.config import RunConfig
 
 _COLUMNS = ("step", "log_r", *FULL_COLUMNS)
@@ -25,18 +26,13 @@ class EstimatorPair:
     rc: str
     head: CellResult
     full: CellResult  # the same run, where it recorded both
-    agreement: HeadFull | None
-    word: str = ""  # why there is no agreement to print
+    metrics: Mapping[str, Measurement]  # the rows that compare the bands; none where there is nothing to compare
+    word: str = ""  # why there is nothing
 
     @property
     def runs(self) -> tuple[str, ...]:
         """The one or two runs."""
         return tuple(dict.fromkeys((self.head.cell.run_id, self.full.cell.run_id)))
-
-    @property
-    def inside(self) -> float:
-        """Share of steps inside the band of the output side."""
-        return self.head.summary.in_band if self.head.summary else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
         """Both bands at the steps that both have, the second with the suffix `_full`."""
@@ -49,8 +45,8 @@ def joined(head: CellResult, full: CellResult) -> dict[str, np.ndarray]:
     """The records of two runs at their common steps."""
     own, other = head.dynamics(_COLUMNS), full.dynamics(["step", *FULL_COLUMNS])
     _, left, right = np.intersect1d(own["step"], other["step"], return_indices=True)
-    found = {name: values[left] for name, values in own.items()}
-    return found | {f"{name}{FULL}": other[name][right] for name in FULL_COLUMNS}
+    own = {name: values[left] for name, values in own.items()}
+    return own | {f"{name}{FULL}": other[name][right] for name in FULL_COLUMNS}
 
 
 def estimator_pairs(results: Sequence[CellResult]) -> list[EstimatorPair]:
@@ -62,24 +58,24 @@ def estimator_pairs(results: Sequence[CellResult]) -> list[EstimatorPair]:
             full_runs[_without_scores(result.cell.config), result.seed] = result
     for result in results:
         config = result.cell.config
-        if result.summary and result.summary.head_full:
-            pairs.append(_pair(result, result, result.summary.head_full))
+        if SAME_SIDE in result.metrics:
+            pairs.append(_pair(result, result, result.metrics))
         elif config.calibration.record_full:
-            pairs.append(_pair(result, result, None, "not recorded" if result.ok else result.status))
+            pairs.append(_pair(result, result, {}, "not recorded" if result.ok else result.status))
         elif not config.calibration.enabled and config.calibration.scores != "full":
             other = full_runs.get((_without_scores(config), result.seed))
             if other is not None:
-                known = result.summary and other.summary
-                found = head_full(joined(result, other)) if known else None
+                both = result.recorded and other.recorded
+                rows = by_metric(full_rows(result.cell.run_id, joined(result, other))) if both else {}
                 words: list[str] = [r.status for r in (result, other) if not r.ok] or ["not recorded"]
-                pairs.append(_pair(result, other, found, words[0]))
+                pairs.append(_pair(result, other, rows, words[0]))
     return pairs
 
 
-def _pair(head: CellResult, full: CellResult, found: HeadFull | None, word: str = "") -> EstimatorPair:
+def _pair(head: CellResult, full: CellResult, metrics: Mapping[str, Measurement], word: str = "") -> EstimatorPair:
     config = head.cell.config
     rc = "w/" if config.calibration.enabled else "w/o"
-    return EstimatorPair(config.model.name, config.objective_title, rc, head, full, found, word)
+    return EstimatorPair(config.model.name, config.objective_title, rc, head, full, metrics, word)
 
 
 def _without_scores(config: RunConfig) -> str:

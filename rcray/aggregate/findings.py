@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.groups import Comparison, Estimate, Setting, difference
-from rcray.aggregate.student import quantile
+from rcray.aggregate.estimates import Estimate, t_quantile
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
+from rcray.aggregate.groups import Comparison, Setting, difference
+from rcray.aggregate.summary import AGREEMENT, AGREEMENT_HEAD, IN_BAND
 from rcray.aggregate.tables import number
 
 Verdict = Literal["held", "unclear", "not held"]
 
 INSIDE = 0.9  # share of steps from which a run counts as inside the band
-_ERRORS = 2.0  # standard errors that a difference must exceed  # of one seed; with several, Student's t at 95%
+_ERRORS = 2.0  # standard errors that a difference of one seed must exceed; with several, Student's t at 95%
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Finding:
     missing: str = ""
 
 
-def find(comparisons: Sequence[Comparison], unit: str) -> list[Finding]:
+def check_claims(comparisons: Sequence[Comparison], unit: str) -> list[Finding]:
     """A finding per pair of rows."""
     findings = []
     for comparison in comparisons:
@@ -63,7 +65,7 @@ def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[
         inside, winner, loser, raised = zip(*(finding.checks for finding in compared), strict=True)
         accuracy = [check.verdict for check in raised]
         n = len(compared)
-        lines.append(f"With RC at least {100 * INSIDE:.0f}% of updates lay inside the band in {_of(inside)}.")
+        lines.append(f"With RC at least {INSIDE:.0%} of updates lay inside the band in {_of(inside)}.")
         lines.append(f"With RC the winner was preserved in {_of(winner)}, and the loser suppressed in {_of(loser)}.")
         lines.append(
             f"RC raised held-out accuracy in {accuracy.count('held')} of {n}, lowered it in "
@@ -72,14 +74,23 @@ def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[
     without = [finding for finding in findings if not finding.checks]
     if without:
         lines.append(f"No comparison yet for {', '.join(f'{f.title} on {f.model}' for f in without)}.")
-    measured = [r.summary for r in results if r.ok and r.summary is not None and r.summary.intervals]
-    if measured:
-        intervals = sum(summary.intervals for summary in measured)
-        share = sum(summary.agreement * summary.intervals for summary in measured) / intervals
+    lost = sum("winner lost" in result.note for result in results)
+    if lost:
         lines.append(
-            f"The pathway predicted for the updates was the one seen on the probe set in {100 * share:.0f}% of "
+            f"{lost} of {len(results)} runs lost their winner: the chosen answers are gone, whatever the margin."
+        )
+    measured = [result.metrics[AGREEMENT] for result in results if result.ok and AGREEMENT in result.metrics]
+    if measured:
+        intervals = sum(row.n for row in measured)
+        share = sum(row.value * row.n for row in measured) / intervals
+        lines.append(
+            f"The pathway predicted for the updates was the one seen on the probe set in {share:.0%} of "
             f"{intervals} intervals between its measurements."
         )
+    if at_head := [r.metrics[AGREEMENT_HEAD] for r in results if r.ok and AGREEMENT_HEAD in r.metrics]:
+        intervals = sum(row.n for row in at_head)
+        share = sum(row.value * row.n for row in at_head) / intervals
+        lines.append(f"The paper's band at the head or the last adapters named it in {share:.0%} of {intervals}.")
     return lines
 
 
@@ -102,19 +113,18 @@ def _missing(without: Setting | None, setting: Setting) -> str:
 def _checks(without: Setting, setting: Setting, unit: str) -> tuple[Check, ...]:
     return (
         _inside(without, setting),
-        _drift("winner preserved", "z_w", "drift_w", 1, without, setting, unit),
-        _drift("loser suppressed", "z_l", "drift_l", -1, without, setting, unit),
+        _drift("winner preserved", "z_w", DRIFT_W, 1, without, setting, unit),
+        _drift("loser suppressed", "z_l", DRIFT_L, -1, without, setting, unit),
         _accuracy(without, setting),
     )
 
 
 def _inside(without: Setting, setting: Setting) -> Check:
     claim = "inside the band"
-    before = without.summary(lambda summary: summary.in_band)
-    after = setting.summary(lambda summary: summary.in_band)
+    before, after = without.metric(IN_BAND), setting.metric(IN_BAND)
     if before is None or after is None:
         return Check(claim, "unclear", "no step records")
-    text = f"{100 * before.value:.0f}% of steps without RC, {100 * after.value:.0f}% with it"
+    text = f"{before.value:.0%} of steps without RC, {after.value:.0%} with it"
     already: Verdict = "held" if before.value >= INSIDE else "not held"
     if after.value >= INSIDE:
         return Check(claim, "held", f"{text}; so it was without RC" if already == "held" else text, already)
@@ -122,8 +132,8 @@ def _inside(without: Setting, setting: Setting) -> Check:
     return Check(claim, "not held", f"{text}: {helped}", already)
 
 
-def _drift(claim: str, symbol: str, name: str, wanted: int, without: Setting, setting: Setting, unit: str) -> Check:
-    before, after = without.metric(name), setting.metric(name)
+def _drift(claim: str, symbol: str, metric: str, wanted: int, without: Setting, setting: Setting, unit: str) -> Check:
+    before, after = without.metric(metric), setting.metric(metric)
     if before is None or after is None:
         return Check(claim, "unclear", "not evaluated")
     digits = 1 if unit == "nats" else 3
@@ -144,11 +154,11 @@ def _moved(drift: Estimate, wanted: int) -> Verdict:
 
 def _accuracy(without: Setting, setting: Setting) -> Check:
     claim = "accuracy raised"
-    before, after = without.metric("accuracy"), setting.metric("accuracy")
-    delta = difference(without, setting, "accuracy")
+    before, after = without.metric(ACCURACY), setting.metric(ACCURACY)
+    delta = difference(without, setting, ACCURACY)
     if before is None or after is None or delta is None:
         return Check(claim, "unclear", "not evaluated")
-    shares = f"{100 * before.value:.1f}% without RC, {100 * after.value:.1f}% with it"
+    shares = f"{before.value:.1%} without RC, {after.value:.1%} with it"
     text = f"{shares} ({_signed(100 * delta.value, 1)} points)"
     error = _error(delta)
     if math.isnan(error) or abs(delta.value) <= error:
@@ -159,7 +169,7 @@ def _accuracy(without: Setting, setting: Setting) -> Check:
 def _error(estimate: Estimate) -> float:
     if estimate.stderr is None:
         return math.nan
-    return (quantile(estimate.seeds - 1) if estimate.seeds > 1 else _ERRORS) * estimate.stderr
+    return (t_quantile(estimate.seeds - 1) if estimate.seeds > 1 else _ERRORS) * estimate.stderr
 
 
 def _signed(value: float, digits: int) -> str:

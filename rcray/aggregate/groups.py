@@ -6,32 +6,22 @@ without calibration) does not part what belongs together, and one that has is na
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
-from rcray.aggregate.collect import CellResult, MetricValue
-from rcray.aggregate.summary import DynamicsSummary
+from rcray.aggregate.collect import CellResult, Metric
+from rcray.aggregate.estimates import Estimate, estimate
+from rcray.aggregate.frame import DYNAMICS, Measurement
+from rcray.aggregate.tables import Entry
 from rcray.config import RunConfig, content_key, identity
 from rcray.records.states import State
 
 NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json has no such row
+NO_RECORDS = "no records"  # the same of step records
+NOT_PLANNED = "not planned"  # no experiment given contains this training
+_KIND = "calibration.kind"  # said by its value alone
 MIXED = "mixed protocols"  # seeds measured with different task versions, shots or templates are not averaged
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number over the finished seeds of one setting."""
-
-    value: float
-    seeds: int
-    stderr: float | None  # of `value`: the metric's own for one seed, std / sqrt(seeds) for several
-    std: float | None  # sample standard deviation over seeds; None for one
-
-    def shown_spread(self, several: bool) -> float | None:
-        """What a table prints after ±: the spread over seeds where there are several, else the standard error."""
-        return self.std if several else self.stderr
 
 
 @dataclass(frozen=True)
@@ -61,8 +51,8 @@ class Setting:
         """What to print in place of numbers: `ok` as soon as one seed has a result."""
         if self.finished:
             return "ok"
-        found = {result.status for result in self.results}
-        return "/".join(status for status in State if status in found)
+        states = {result.status for result in self.results}
+        return "/".join(state for state in State if state in states)
 
     @property
     def rc(self) -> str:
@@ -71,7 +61,7 @@ class Setting:
 
     def drawn(self) -> CellResult | None:
         """The seed that stands for the setting in a figure: the first that recorded anything, finished or not."""
-        recorded = [result for result in self.results if result.summary is not None]
+        recorded = [result for result in self.results if result.recorded]
         return next((result for result in recorded if result.ok), recorded[0] if recorded else None)
 
     @property
@@ -79,35 +69,47 @@ class Setting:
         """The runs, in the order of the seeds."""
         return tuple(result.cell.run_id for result in self.results)
 
-    def metric(self, name: str) -> Estimate | None:
+    @property
+    def seeds(self) -> str:
+        """The seeds with a result, of those planned."""
+        finished, planned = len(self.finished), len(self.results)
+        return f"{finished} of {planned}" if finished < planned else str(planned)
+
+    def metric(self, metric: Metric) -> Estimate | None:
         """A metric over the finished seeds; None where there is no number to print, and `problem` says why."""
-        found = self.measured(name)
-        if not found or self.problem(name):
+        rows = list(self.measured(metric).values())
+        if not rows or self.problem(metric):
             return None
-        return estimate([m.value for m in found.values()], next(iter(found.values())).stderr)
+        return estimate([row.value for row in rows], rows[0].error)
 
-    def measured(self, name: str) -> dict[int, MetricValue]:
+    def measured(self, metric: Metric) -> dict[int, Measurement]:
         """A metric by the seeds that have it."""
-        return {result.seed: result.metrics[name] for result in self.finished if name in result.metrics}
+        return {result.seed: row for result in self.finished if (row := result.measurement(metric))}
 
-    def problem(self, name: str) -> str:
+    def problem(self, metric: Metric) -> str:
         """Why a metric is no number: the status, `not evaluated`, a degenerate seed, measurements of two kinds."""
         if not self.finished:
             return self.word
-        found = list(self.measured(name).values())
-        if not found:
-            return NOT_EVALUATED
-        bad = [m for m in found if not m.ok]
+        if not isinstance(metric, str):
+            words = {word for key in metric if (word := self.problem(key))}
+            return words.pop() if len(words) == 1 else "incomplete" if words or not self.measured(metric) else ""
+        rows = list(self.measured(metric).values())
+        if not rows:
+            return NO_RECORDS if metric.startswith(DYNAMICS) else NOT_EVALUATED
+        bad = [row for row in rows if not row.ok]
         if bad:
             word = bad[0].status if bad[0].status != "ok" else "degenerate"
-            return word if len(bad) == len(found) else f"{len(bad)} of {len(found)} {word}"
-        if len({m.protocol for m in found}) > 1:
-            return MIXED
-        return ""
+            return word if len(bad) == len(rows) else f"{len(bad)} of {len(rows)} {word}"
+        return MIXED if len({row.protocol for row in rows}) > 1 else ""
 
-    def summary(self, read: Callable[[DynamicsSummary], float]) -> Estimate | None:
-        """A number of the dynamics summary over the finished seeds."""
-        return estimate([read(result.summary) for result in self.finished if result.summary is not None], None)
+    def entry(self, metric: Metric, several: bool, mark: str = "", tip: str = "") -> Entry:
+        """A metric as a table shows it; `several`: the table has seeds, and their spread."""
+        value = self.metric(metric)
+        if value is None:
+            keys = (metric,) if isinstance(metric, str) else metric
+            reasons = {row.reason for key in keys for row in self.measured(key).values() if row.reason}
+            return Entry(self.problem(metric), tone="status", tip="; ".join(sorted(reasons)), runs=self.run_ids)
+        return Entry(value=value.value, spread=value.spread(several), mark=mark, tip=tip, runs=self.run_ids)
 
 
 @dataclass(frozen=True)
@@ -133,71 +135,58 @@ class Comparison:
 
 def compare(results: Sequence[CellResult]) -> list[Comparison]:
     """Groups results into comparisons, in the order in which they first appear; models stay together."""
-    by_pair: dict[str, dict[str, list[CellResult]]] = {}
-    for result in results:
-        config = result.cell.config
-        by_pair.setdefault(pair_key(config), {}).setdefault(setting_key(config), []).append(result)
-    pairs = [[_seeds(group) for group in settings.values()] for settings in by_pair.values()]
-    models = list(dict.fromkeys(pair[0].config.model.name for pair in pairs))
-    pairs.sort(key=lambda pair: models.index(pair[0].config.model.name))  # stable
-    variants = _variants([_without_rc(pair[0].config) for pair in pairs])
-    comparisons = []
-    for pair, variant in zip(pairs, variants, strict=True):
-        calibrated = [setting for setting in pair if setting.calibrated]
-        named = zip(calibrated, _variants([setting.config for setting in calibrated]), strict=True)
-        comparisons.append(
-            Comparison(
-                model=pair[0].config.model.name,
-                objective=pair[0].config.objective_title,
-                variant=variant,
-                without=next((setting for setting in pair if not setting.calibrated), None),
-                with_rc=tuple(Setting(setting.results, name) for setting, name in named),
-            )
+    pairs: dict[str, list[Setting]] = {}
+    for setting in _by_setting(results):
+        pairs.setdefault(pair_key(setting.config), []).append(setting)
+    models = list(dict.fromkeys(result.cell.config.model.name for result in results))
+    ordered = sorted(pairs.values(), key=lambda pair: models.index(pair[0].config.model.name))  # stable
+    return [
+        Comparison(
+            model=pair[0].config.model.name,
+            objective=pair[0].config.objective_title,
+            variant=variant,
+            without=next((setting for setting in pair if not setting.calibrated), None),
+            with_rc=tuple(_named([setting for setting in pair if setting.calibrated])),
         )
-    return comparisons
+        for pair, variant in zip(ordered, _variants([_without_rc(pair[0].config) for pair in ordered]), strict=True)
+    ]
 
 
-def difference(without: Setting, with_rc: Setting, name: str) -> Estimate | None:
+def difference(without: Setting, with_rc: Setting, metric: Metric) -> Estimate | None:
     """A metric with RC minus the same without it.
 
     Several seeds are paired by seed. One seed has no spread over seeds: the standard errors of the two rows are
     added as if independent, which overstates the error where the same held-out pairs move together.
     """
-    a, b = without.metric(name), with_rc.metric(name)
-    if a is None or b is None or not comparable(without, with_rc, name):
+    before, after = without.metric(metric), with_rc.metric(metric)
+    if before is None or after is None or not comparable(without, with_rc, metric):
         return None
     if len(without.results) == len(with_rc.results) == 1:
-        stderr = math.hypot(a.stderr, b.stderr) if a.stderr is not None and b.stderr is not None else None
-        return Estimate(b.value - a.value, 1, stderr, None)
-    return estimate(paired_differences(without, with_rc, name), None)
+        known = before.stderr is not None and after.stderr is not None
+        stderr = math.hypot(before.stderr or 0.0, after.stderr or 0.0) if known else None
+        return Estimate(after.value - before.value, 1, stderr, None)
+    return estimate(paired_differences(without, with_rc, metric))
 
 
-def paired_differences(without: Setting, with_rc: Setting, name: str) -> list[float]:
+def paired_differences(without: Setting | None, with_rc: Setting | None, metric: Metric) -> list[float]:
     """With minus without, for every seed that has both."""
-    before, after = without.measured(name), with_rc.measured(name)
+    if without is None or with_rc is None:
+        return []
+    before, after = without.measured(metric), with_rc.measured(metric)
     return [after[seed].value - before[seed].value for seed in sorted(before.keys() & after.keys())]
 
 
-def comparable(one: Setting, other: Setting, name: str) -> bool:
-    """Whether a benchmark was measured in the same way on both."""
-    protocols = {m.protocol for setting in (one, other) for m in setting.measured(name).values()}
-    return len(protocols) <= 1
+def comparable(one: Setting, other: Setting, metric: Metric) -> bool:
+    """Whether benchmarks were measured in the same way on both."""
+    keys = (metric,) if isinstance(metric, str) else metric
+    return all(
+        len({row.protocol for setting in (one, other) for row in setting.measured(key).values()}) <= 1 for key in keys
+    )
 
 
-def _seeds(results: Iterable[CellResult]) -> Setting:
-    return Setting(tuple(sorted(results, key=lambda result: result.seed)))
-
-
-def estimate(values: Sequence[float], stderr: float | None) -> Estimate | None:
-    """The mean of values over seeds; `stderr` is that of a single one."""
-    if not values:
-        return None
-    if len(values) == 1:
-        return Estimate(values[0], 1, stderr, None)
-    mean = fmean(values)
-    # statistics.stdev is exact and takes most of the time of a large report; two passes lose nothing that is printed
-    std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return Estimate(mean, len(values), std / math.sqrt(len(values)), std)
+def has_seeds(settings: Iterable[Setting | None]) -> bool:
+    """Whether any setting was planned with more than one seed: tables then show the spread over seeds."""
+    return any(setting is not None and len(setting.results) > 1 for setting in settings)
 
 
 def _without_rc(config: RunConfig) -> RunConfig:
@@ -218,26 +207,45 @@ def setting_key(config: RunConfig) -> str:
 
 def settings_of(results: Iterable[CellResult]) -> list[Setting]:
     """Results gathered by setting, in order of appearance; each named by what distinguishes it from the others."""
-    by_setting: dict[str, list[CellResult]] = {}
+    return _named(_by_setting(results))
+
+
+def _by_setting(results: Iterable[CellResult]) -> list[Setting]:
+    groups: dict[str, list[CellResult]] = {}
     for result in results:
-        by_setting.setdefault(setting_key(result.cell.config), []).append(result)
-    found = [_seeds(group) for group in by_setting.values()]
-    names = _variants([setting.config for setting in found])
-    return [Setting(setting.results, name) for setting, name in zip(found, names, strict=True)]
+        groups.setdefault(setting_key(result.cell.config), []).append(result)
+    return [Setting(tuple(sorted(group, key=lambda result: result.seed))) for group in groups.values()]
+
+
+def _named(settings: Sequence[Setting]) -> list[Setting]:
+    names = _variants([setting.config for setting in settings])
+    return [Setting(setting.results, name) for setting, name in zip(settings, names, strict=True)]
 
 
 def _variants(configs: Sequence[RunConfig]) -> list[str]:
     """For each config, the settings in which it differs from the others of the same model and objective."""
-    flat = [_flatten(identity(config)) for config in configs]
+    flat = [_flatten(_with_kind(config)) for config in configs]
     peers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     keys = [(config.model.name, config.objective_title) for config in configs]
     for key, own in zip(keys, flat, strict=True):
         peers.setdefault(key, []).append(own)
     varying = {key: _varying(group) for key, group in peers.items()}
     return [
-        ", ".join(f"{path.rpartition('.')[2]}={own[path]}" for path in own if path in varying[key])
+        ", ".join(
+            str(own[path]) if path == _KIND else f"{path.rpartition('.')[2]}={own[path]}"
+            for path in own
+            if path in varying[key]
+        )
         for key, own in zip(keys, flat, strict=True)
     ]
+
+
+def _with_kind(config: RunConfig) -> dict[str, Any]:
+    """A run's identity with the kind of its calibration spelled out, from which other fields follow."""
+    content = identity(config)
+    if config.calibration.enabled:
+        content["calibration"] = {"kind": config.calibration.kind, **content["calibration"]}
+    return content
 
 
 def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -251,7 +259,7 @@ def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
             values.setdefault(path, set()).add(repr(value))
     counts = Counter(path for own in group for path in own)
     values.pop("train.seed", None)
-    everywhere = [path for path, found in values.items() if counts[path] == len(group) and len(found) > 1]
+    everywhere = [path for path, own in values.items() if counts[path] == len(group) and len(own) > 1]
 
     def follows(path: str) -> bool:
         """Whether having it at all is told by a value that every run has."""
@@ -262,9 +270,7 @@ def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
             for other in everywhere
         )
 
-    return {
-        path for path, found in values.items() if len(found) > 1 or (counts[path] < len(group) and not follows(path))
-    }
+    return {path for path, own in values.items() if len(own) > 1 or (counts[path] < len(group) and not follows(path))}
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from rcray.aggregate.collect import CellResult
 from rcray.aggregate.findings import Finding
 from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks, duration
 from rcray.aggregate.results import held_out_pairs
-from rcray.aggregate.tables import Table, number
+from rcray.aggregate.tables import Table
 from rcray.records.columns import COLUMNS, PATHWAYS
 from rcray.records.states import State
 
@@ -44,22 +44,6 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class PlacedPlot:
-    """A figure as the page shows it: drawn in it, or, past a number that a browser bears, only linked."""
-
-    name: str
-    title: str
-    caption: str
-    wide: bool
-    svg: bytes | None
-
-    @classmethod
-    def of(cls, plot: "Plot", embed: bool) -> "PlacedPlot":
-        """Keeps the drawing only if the page shows it."""
-        return cls(plot.name, plot.title, plot.caption, plot.wide, plot.svg if embed else None)
-
-
-@dataclass(frozen=True)
 class Page:
     """What a page shows. Links are relative to `folder`."""
 
@@ -68,10 +52,10 @@ class Page:
     title: str
     description: str
     catalogue: Catalogue
-    plots: Sequence[PlacedPlot]
     results: Sequence[CellResult] = ()
     findings: Sequence[Finding] = ()
-    overall: Sequence[str] = field(default_factory=tuple)
+    overall: Sequence[str] = ()
+    plots: Sequence["Plot"] = ()  # one without its drawing, past a number that a browser bears, is only linked
 
 
 def to_html(page: Page) -> str:
@@ -99,9 +83,13 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"number": number, "symbols": _symbols, "base64": lambda data: base64.b64encode(data).decode()}
+    templates.filters |= {"symbols": _symbols, "base64": _base64}
     templates.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     return templates
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _symbols(value: str) -> Markup:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import yaml
-
 from rcray.aggregate.collect import CellResult
+from rcray.aggregate.frame import DYNAMICS
 from rcray.aggregate.groups import setting_key
+from rcray.aggregate.summary import AGREEMENT, CHANGE_L, CHANGE_W, IN_BAND, PREDICTED, REALISED, SKIPPED, STEPS
 from rcray.aggregate.tables import number
+from rcray.config.load import to_yaml
 
 WITH_CONFIGURATION = 500  # runs whose settings the page spells out; past that it would be tens of megabytes
 
@@ -53,40 +54,40 @@ def _block(result: CellResult, folder: Path, siblings: Sequence[CellResult], spe
         progress=f"{result.step} of {result.total_steps or '?'} steps, {duration(result.seconds)}",
         error=result.error,
         metrics=list(_metrics(result)) if spelled_out and result.ok else [],
-        dynamics=dynamics_sentence(result) if result.summary is not None else "",
+        dynamics=dynamics_sentence(result) if result.recorded else "",
         siblings=[(r.cell.run_id, r.seed) for r in siblings if r.cell.run_id != result.cell.run_id],
         files=[(quote(os.path.relpath(path, folder)), path.name) for path in files if path.exists()],
-        config=_settings(result) if spelled_out else "",
+        config=to_yaml(result.cell.config) if spelled_out else "",
     )
 
 
-def _settings(result: CellResult) -> str:
-    return yaml.safe_dump(result.cell.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
 def _metrics(result: CellResult) -> Iterator[tuple[object, ...]]:
-    for name, m in result.metrics.items():
-        interval = "–" if math.isnan(m.ci_low) else f"{number(m.ci_low, 4)} to {number(m.ci_high, 4)}"
-        error = "–" if math.isnan(m.stderr) else number(m.stderr, 4)
-        value = number(m.value, 4) if m.ok else f"{m.status}: {m.reason}" if m.reason else m.status
-        protocol = ", ".join(f"{key.replace('_', ' ')} {word}" for key, word in m.protocol) or "–"
-        yield name, value, error, interval, m.n, protocol
+    for metric, row in result.metrics.items():
+        if metric.startswith(DYNAMICS):  # said in a sentence
+            continue
+        low, high = row.interval
+        interval = "–" if math.isnan(low) else f"{number(low, 4)} to {number(high, 4)}"
+        error = "–" if math.isnan(row.error) else number(row.error, 4)
+        value = number(row.value, 4) if row.ok else f"{row.status}: {row.reason}" if row.reason else row.status
+        protocol = ", ".join(f"{key.replace('_', ' ')} {word}" for key, word in row.protocol) or "–"
+        yield metric, value, error, interval, row.n, protocol
 
 
 def dynamics_sentence(result: CellResult) -> str:
     """The step records of a run in words."""
-    summary = result.summary
-    assert summary is not None
-    shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in summary.pathways.items() if share)
-    inside = f"{100 * summary.in_band:.0f}% inside the band"
-    said = f"{summary.steps} steps recorded, {inside}; predicted pathways: {shares}."
-    if summary.intervals:
-        agreed = f"{100 * summary.agreement:.0f}% of {summary.intervals} probe intervals"
-        said += f" Prediction and probe set agree in {agreed}."
-    if math.isfinite(summary.change_w) and math.isfinite(summary.change_l):
-        said += f" Probe set: z_w {summary.change_w:+.2f}, z_l {summary.change_l:+.2f} since its first measurement."
-    if summary.skipped:
-        said += f" Calibration left {100 * summary.skipped:.0f}% of steps alone."
+    inside = f"{result.value(IN_BAND):.0%} inside the band at the head or the last adapters"
+    said = f"{result.value(STEPS):.0f} steps recorded, {inside}."
+    for name, metrics in (("predicted", PREDICTED), ("realised on the probe set", REALISED)):
+        shares = {word: row.value for word, key in metrics.items() if (row := result.measurement(key)) and row.ok}
+        if pathways := ", ".join(f"{word} {share:.0%}" for word, share in shares.items() if share):
+            said += f" Pathways {name}: {pathways}."
+    if agreement := result.metrics.get(AGREEMENT):
+        said += f" Prediction and probe set agree in {agreement.value:.0%} of {agreement.n} intervals."
+    changes = [result.value(metric) for metric in (CHANGE_W, CHANGE_L)]
+    if all(map(math.isfinite, changes)):
+        said += " Probe set: z_w {:+.2f}, z_l {:+.2f} since its first measurement.".format(*changes)
+    if result.value(SKIPPED):
+        said += f" Calibration left {result.value(SKIPPED):.0%} of steps alone."
     return said
 
 

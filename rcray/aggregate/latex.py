@@ -3,7 +3,7 @@
 import math
 import re
 
-from rcray.aggregate.tables import Column, Entry, Row, Table, entry_text, number
+from rcray.aggregate.tables import Column, Entry, Row, Table, entry_text
 
 _SIGNS: dict[str, str] = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
@@ -52,14 +52,14 @@ def latex_escape(text: str) -> str:
     """Text that LaTeX prints as it stands; the signs our tables use become their commands."""
     text = " ".join(text.split())
     parts, at = [], 0
-    for found in _SYMBOL.finditer(text):
-        delta, letter, tilde, side = found.groups()
+    for match in _SYMBOL.finditer(text):
+        delta, letter, tilde, side = match.groups()
         if tilde or side:
             letter = rf"\tilde {letter}" if tilde else letter
             before = r"\Delta " if delta else ""
             symbol = f"${before}{letter}{side or ''}$"
-            parts += [_plain(text[at : found.start()]), symbol]
-            at = found.end()
+            parts += [_plain(text[at : match.start()]), symbol]
+            at = match.end()
     return "".join([*parts, _plain(text[at:])])
 
 
@@ -73,8 +73,8 @@ def _entry(table: Table, column: Column, entry: Entry) -> str:
     elif entry.words or entry.value is None or not math.isfinite(entry.value):
         text = latex_escape(entry_text(column, Entry(words=entry.words, value=entry.value)))
     elif table.subscripts and entry.spread is not None and math.isfinite(entry.spread):
-        spread = re.sub(r"^0\.", ".", number(entry.spread, column.digits))
-        text = f"${number(entry.value, column.digits, column.sign)}_{{{spread}}}$"
+        spread = re.sub(r"^0\.", ".", column.text(entry.spread))
+        text = f"${column.text(entry.value, column.sign)}_{{{spread}}}$"
     else:
         text = "$" + entry_text(column, Entry(value=entry.value, spread=entry.spread), r" \pm ") + "$"
     if entry.best:

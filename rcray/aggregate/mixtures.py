@@ -47,8 +47,8 @@ def mark(settings: Sequence[Setting | None], groups: Sequence[str], metrics: Seq
             rows[i] = rows.get(i, "") + letters.of(note)
     cells: dict[tuple[int, str], str] = {}
     for metric in metrics:
-        found = {i: _protocol(s, metric) for i, s in known.items() if s.measured(metric)}
-        for i, letter in letters.give(metric.partition("/")[0], found).items():
+        protocols = {i: _protocol(s, metric) for i, s in known.items() if s.measured(metric)}
+        for i, letter in letters.give(metric.partition("/")[0], protocols).items():
             cells[i, metric] = letter
     return Marked(rows, cells, tuple(letters.notes))
 
@@ -91,7 +91,7 @@ def _data(setting: Setting) -> str:
 
 
 def _protocol(setting: Setting, metric: str) -> str:
-    kinds = {m.protocol for m in setting.measured(metric).values()}
+    kinds = {row.protocol for row in setting.measured(metric).values()}
     return " or ".join(
         ", ".join(f"{_PROTOCOL_WORDS.get(key, key)} {value}" for key, value in kind) or "protocol not recorded"
         for kind in sorted(kinds)

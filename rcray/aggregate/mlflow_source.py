@@ -32,7 +32,8 @@ def fetch_runs(uri: str, experiments: Sequence[str], cells: Sequence[Cell], fold
     store = Store.open(folder)
     try:
         client = MlflowClient(tracking_uri=uri)
-        ids = [found.experiment_id for name in experiments if (found := client.get_experiment_by_name(name))]
+        known = [client.get_experiment_by_name(name) for name in experiments]
+        ids = [experiment.experiment_id for experiment in known if experiment]
         if not ids:
             raise StoreError(
                 f"{uri}: has no experiment {' or '.join(map(repr, experiments))}",
@@ -48,7 +49,7 @@ def fetch_runs(uri: str, experiments: Sequence[str], cells: Sequence[Cell], fold
 
 def _runs(client: "MlflowClient", experiment_ids: list[str], wanted: Set[str]) -> dict[str, str]:
     """MLflow's run of every wanted cell; of several (other stores, other experiments) a finished one, the newest."""
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     finished: set[str] = set()
     token = None
     while True:
@@ -56,12 +57,12 @@ def _runs(client: "MlflowClient", experiment_ids: list[str], wanted: Set[str]) -
         for run in page:  # the newest first
             run_id = run.data.tags.get("rcray.run_id", "")
             better = run.info.status == "FINISHED" and run_id not in finished
-            if run_id in wanted and (run_id not in found or better):
-                found[run_id] = run.info.run_id
+            if run_id in wanted and (run_id not in chosen or better):
+                chosen[run_id] = run.info.run_id
                 finished |= {run_id} if run.info.status == "FINISHED" else set()
         token = page.token
         if not token:
-            return found
+            return chosen
 
 
 def _download(client: "MlflowClient", mlflow_run: str, run: RunDir) -> None:

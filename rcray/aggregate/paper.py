@@ -5,7 +5,8 @@ experiment file that contains that training fills it. The same layouts serve oth
 declaration lists.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rcray.aggregate.published import BASELINE, Place
@@ -57,33 +58,28 @@ class TableSpec:
 
     def rows(self) -> list[RowSpec]:
         """Every row, in the paper's order."""
-        found = []
-        for model, data in self.groups:
-            group = group_title(model, data, [known for known, _ in self.groups])
-            for objective in self.objectives:
-                without = Place(model, data, objective, rc=False, epochs=self.epochs[0])
-                if self.axis == "rc":
-                    name = objective_title(objective)
-                    found.append(RowSpec(group, (name, "w/o"), without))
-                    found.append(RowSpec(group, (name, "w/"), _with_rc(without), without))
-                elif self.axis == "ema":
-                    found.append(RowSpec(group, ("w/o RC",), without))
-                    found += [
-                        RowSpec(group, (f"{beta:g}",), _with_rc(without, ema_beta=beta), without) for beta in self.betas
-                    ]
-                else:
-                    found.append(RowSpec(group, ("Baseline", ""), Place(model, data, BASELINE, rc=False, epochs=0)))
-                    for rc in (False, True):
-                        for epochs in self.epochs:
-                            plain = Place(model, data, objective, rc=False, epochs=epochs)
-                            place, against = (_with_rc(plain), plain) if rc else (plain, None)
-                            label = "w/ RC" if rc else "w/o RC"
-                            found.append(RowSpec(group, (label, str(epochs)), place, against))
-        return found
+        return [row for model, data in self.groups for objective in self.objectives for row in
+                self._rows(Place(model, data, objective, rc=False, epochs=self.epochs[0]))]  # fmt: skip
+
+    def _rows(self, without: Place) -> Iterator[RowSpec]:
+        group = group_title(without.model, without.data, [model for model, _ in self.groups])
+        if self.axis == "rc":
+            name = objective_title(without.objective)
+            yield RowSpec(group, (name, "w/o"), without)
+            yield RowSpec(group, (name, "w/"), _with_rc(without), without)
+        elif self.axis == "ema":
+            yield RowSpec(group, ("w/o RC",), without)
+            for beta in self.betas:
+                yield RowSpec(group, (f"{beta:g}",), _with_rc(without, ema_beta=beta), without)
+        else:
+            yield RowSpec(group, ("Baseline", ""), replace(without, objective=BASELINE, epochs=0))
+            plain = [replace(without, epochs=epochs) for epochs in self.epochs]
+            yield from (RowSpec(group, ("w/o RC", str(place.epochs)), place) for place in plain)
+            yield from (RowSpec(group, ("w/ RC", str(place.epochs)), _with_rc(place), place) for place in plain)
 
 
 def _with_rc(place: Place, ema_beta: float | None = None) -> Place:
-    return Place(place.model, place.data, place.objective, rc=True, epochs=place.epochs, ema_beta=ema_beta)
+    return replace(place, rc=True, ema_beta=ema_beta)
 
 
 def objective_title(name: str) -> str:
@@ -103,51 +99,21 @@ def group_title(model: str, data: str, models: list[str]) -> str:
 MAIN_OBJECTIVES = ("dpo", "simpo", "cpo", "dil-bce", "ddro", "dil-lsif", "ti-dpo")
 
 BENCHMARK_TABLES: tuple[TableSpec, ...] = (
-    TableSpec(
-        "main",
-        "Evaluation results on benchmarks across models and objectives",
-        "rc",
-        groups=(("mistral-7b", "ultrafeedback"), ("qwen2.5-7b", "ultrafeedback")),
-        objectives=MAIN_OBJECTIVES,
-        benchmarks=SIX,
-        delta=True,
-    ),
-    TableSpec(
-        "pythia",
-        "Evaluation results on benchmarks across objectives using Pythia-2.8B",
-        "rc",
-        groups=(("pythia-2.8b", "ultrafeedback"),),
-        objectives=(*MAIN_OBJECTIVES, "ipo", "dil-ukl"),
-        benchmarks=FOUR,
-        delta=True,
-    ),
-    TableSpec(
-        "hh",
-        "Evaluation results on Anthropic-HH, Mistral-7B",
-        "rc",
-        groups=(("mistral-7b", "hh"),),
-        objectives=("dpo", "dil-bce"),
-        benchmarks=SIX,
-    ),
-    TableSpec(
-        "ema",
-        "Ablation of the EMA momentum used in RC, DPO on Pythia-2.8B",
-        "ema",
-        groups=(("pythia-2.8b", "ultrafeedback"),),
-        objectives=("dpo",),
-        benchmarks=FOUR,
-        betas=(0.5, 0.9, 0.95, 0.98, 0.999),
-    ),
-    TableSpec(
-        "epochs",
-        "Ablation of training epochs, DPO on Mistral-7B",
-        "epochs",
-        groups=(("mistral-7b", "ultrafeedback"),),
-        objectives=("dpo",),
-        benchmarks=("arc", "bbh", "musr", "math", "gsm8k", "mmlu_pro"),
-        epochs=(1, 2),
-    ),
-)
+    TableSpec("main", "Evaluation results on benchmarks across models and objectives", "rc",
+              groups=(("mistral-7b", "ultrafeedback"), ("qwen2.5-7b", "ultrafeedback")),
+              objectives=MAIN_OBJECTIVES, benchmarks=SIX, delta=True),
+    TableSpec("pythia", "Evaluation results on benchmarks across objectives using Pythia-2.8B", "rc",
+              groups=(("pythia-2.8b", "ultrafeedback"),),
+              objectives=(*MAIN_OBJECTIVES, "ipo", "dil-ukl"), benchmarks=FOUR, delta=True),
+    TableSpec("hh", "Evaluation results on Anthropic-HH, Mistral-7B", "rc",
+              groups=(("mistral-7b", "hh"),), objectives=("dpo", "dil-bce"), benchmarks=SIX),
+    TableSpec("ema", "Ablation of the EMA momentum used in RC, DPO on Pythia-2.8B", "ema",
+              groups=(("pythia-2.8b", "ultrafeedback"),), objectives=("dpo",), benchmarks=FOUR,
+              betas=(0.5, 0.9, 0.95, 0.98, 0.999)),
+    TableSpec("epochs", "Ablation of training epochs, DPO on Mistral-7B", "epochs",
+              groups=(("mistral-7b", "ultrafeedback"),), objectives=("dpo",),
+              benchmarks=("arc", "bbh", "musr", "math", "gsm8k", "mmlu_pro"), epochs=(1, 2)),
+)  # fmt: skip
 
 #: The runtime table: models as blocks of four rows, objectives as columns.
 RUNTIME_MODELS = ("mistral-7b", "pythia-2.8b", "pythia-410m")

@@ -15,14 +15,12 @@ from rcray.config.schema import CalibrationConfig
 #: The EMA momentum of a row that does not name one.
 DEFAULT_BETA: float = CalibrationConfig.model_fields["ema_beta"].default
 
-NOT_PLANNED = "not planned"  # no experiment given contains this training
-
 
 @dataclass(frozen=True)
 class Places:
     """Results by model, data, objective, RC and epochs."""
 
-    found: Mapping[tuple[str, str, str, bool, int], Sequence[CellResult]]
+    runs: Mapping[tuple[str, str, str, bool, int], Sequence[CellResult]]
 
     @classmethod
     def of(cls, results: Iterable[CellResult]) -> "Places":
@@ -38,7 +36,7 @@ class Places:
 
         A run that only records another score estimator is the same training, and stands back where the usual one is.
         """
-        runs = self.found.get((place.model, place.data, place.objective, place.rc, place.epochs), ())
+        runs = self.runs.get((place.model, place.data, place.objective, place.rc, place.epochs), ())
         if place.rc:
             beta = DEFAULT_BETA if place.ema_beta is None else place.ema_beta
             runs = [run for run in runs if math.isclose(run.cell.config.calibration.ema_beta, beta)]

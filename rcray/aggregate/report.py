@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rcray.aggregate.catalogue import Catalogue, catalogue_of_published, catalogue_of_runs
-from rcray.aggregate.collect import CellResult, collect, likelihood_unit
+from rcray.aggregate.collect import CellResult, collect
 from rcray.aggregate.estimators import estimator_pairs
-from rcray.aggregate.findings import find, overall
+from rcray.aggregate.findings import check_claims, overall
+from rcray.aggregate.frame import likelihood_unit
+from rcray.aggregate.frame import to_csv as frame_csv
 from rcray.aggregate.groups import compare
 from rcray.aggregate.latex import to_latex
-from rcray.aggregate.ledger import ExperimentRuns
 from rcray.aggregate.tables import Table, to_csv, to_markdown
 from rcray.config import Experiment
 from rcray.files import write_atomic
@@ -48,14 +49,12 @@ class Report:
 
 def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell], *, figures: bool = True) -> Report:
     """Writes STORE/experiments/NAME/{tables, figures, report.html} from what the store holds now."""
-    runs = ExperimentRuns(experiment, tuple(cell.run_id for cell in cells))
     folder = store.experiment(experiment.name)
-    results = collect(store, cells, read_stopped(folder))
-    return write_report(folder, [runs], results, figures=figures)
+    return write_report(folder, [experiment], collect(store, cells, read_stopped(folder)), figures=figures)
 
 
 def write_report(
-    folder: Path, experiments: Sequence[ExperimentRuns], results: Sequence[CellResult], *, figures: bool = True
+    folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult], *, figures: bool = True
 ) -> Report:
     """Writes the report of one or more experiments; a run that several of them share counts once.
 
@@ -65,40 +64,40 @@ def write_report(
     from rcray.aggregate.html import Page
 
     results = list({result.cell.run_id: result for result in results}.values())
-    name, title, description = _names([runs.experiment for runs in experiments])
+    name, title, description = _names(experiments)
     comparisons = compare(results)
-    unit = likelihood_unit(results)
+    unit = likelihood_unit(result.cell.config for result in results)
     pairs = estimator_pairs(results)
     catalogue = catalogue_of_runs(title, results, comparisons, pairs)
-    findings = find(comparisons, unit)
+    findings = check_claims(comparisons, unit)
     said = [
         *overall(findings, results),
         *(
-            f"{found.table.title}: {found.within} of {found.compared} differences are within one combined error."
-            for found in catalogue.beside
+            f"{one.table.title}: {one.within} of {one.compared} differences are within one combined error."
+            for one in catalogue.beside
         ),
     ]
-    page = Page(folder, name, title, description, catalogue, (), results, findings[:_CARDS], said)
+    page = Page(folder, name, title, description, catalogue, results, findings[:_CARDS], said)
 
     if not figures:
         return _write(page, ())
     from rcray.aggregate.figures import draw_all  # matplotlib takes a second to import
-    from rcray.aggregate.sensitivity import draw_sensitivities
+    from rcray.aggregate.figures.sensitivity import draw_sensitivities
 
     return _write(page, chain(draw_all(comparisons, pairs, unit), draw_sensitivities(comparisons, results)))
 
 
 def write_published(folder: Path) -> Report:
     """Writes the paper's own tables from the numbers in the package: no run is needed."""
+    from rcray.aggregate.figures.sensitivity import draw_published_sensitivity
     from rcray.aggregate.html import Page
-    from rcray.aggregate.sensitivity import draw_published_sensitivity
 
     title = "Towards Disentangled Preference Optimization Dynamics: the published tables"
     description = (
         "Every table of the paper, rebuilt from the numbers that rcray ships as data, in the format that your own runs "
         "will have. Nothing here was measured by this program."
     )
-    page = Page(folder, "published", title, description, catalogue_of_published(), ())
+    page = Page(folder, "published", title, description, catalogue_of_published())
     return _write(page, draw_published_sensitivity())
 
 
@@ -112,17 +111,20 @@ def _names(experiments: Sequence[Experiment]) -> tuple[str, str, str]:
 
 
 def _write(page: "Page", plots: Iterable["Plot"]) -> Report:
-    from rcray.aggregate.html import PlacedPlot, to_html
+    from rcray.aggregate.html import to_html
 
     folder = page.folder
     tables = _write_tables(folder, page.catalogue)
     figures: list[Path] = []
-    placed: list[PlacedPlot] = []
+    placed: list[Plot] = []
     for plot in plots:  # drawn one at a time, and only what the page shows is kept
         for suffix, content in plot.files.items():
             figures.append(folder / "figures" / f"{plot.name}.{suffix}")
             write_atomic(figures[-1], content)
-        placed.append(PlacedPlot.of(plot, embed=len(placed) < _EMBEDDED))
+        placed.append(replace(plot, png=b"", pdf=b"", svg=plot.svg if len(placed) < _EMBEDDED else b""))
+    if page.results:
+        rows = (row for result in page.results if result.ok for row in result.metrics.values())
+        write_atomic(folder / "measurements.csv", frame_csv(rows))
     _remove_others(folder / "tables", tables)
     _remove_others(folder / "figures", figures)
     target = folder / "report.html"

@@ -2,32 +2,32 @@
 
 from collections.abc import Iterable, Sequence
 
-from rcray.aggregate.collect import CellResult, likelihood_unit
-from rcray.aggregate.groups import MIXED, Comparison, Estimate, Setting, compare, difference, paired_differences
+from rcray.aggregate.collect import CellResult
+from rcray.aggregate.estimates import p_entry
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, likelihood_unit
+from rcray.aggregate.groups import MIXED, Comparison, Setting, compare, difference, has_seeds, paired_differences
 from rcray.aggregate.mixtures import mark
-from rcray.aggregate.student import p_entry, paired_test
+from rcray.aggregate.summary import IN_BAND, PREDICTED, REALISED
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
 
-NO_RECORDS = "no records"
-
-_PERCENT = 100.0
+_DELTA, _P = "accuracy_delta_points", "p"
 
 
 def results_table(title: str, results: Sequence[CellResult], comparisons: Sequence[Comparison] | None = None) -> Table:
     """One row per objective and RC, seeds pooled; the best accuracy of each model is marked."""
     comparisons = compare(results) if comparisons is None else comparisons
-    several = any(len(setting.results) > 1 for c in comparisons for setting in c.settings)
-    columns = _columns(results, several)
     lines = [(c, setting) for c in comparisons for setting in c.settings]
-    marked = mark([setting for _, setting in lines], [c.model for c, _ in lines], ["accuracy"])
+    several = has_seeds(setting for _, setting in lines)
+    columns = _columns(results, several)
+    marked = mark([setting for _, setting in lines], [c.model for c, _ in lines], [ACCURACY])
     rows = [
-        _row(c, setting, several, marked.rows.get(i, "") + marked.cells.get((i, "accuracy"), ""))
+        _row(c, setting, columns, several, marked.rows.get(i, "") + marked.cells.get((i, ACCURACY), ""))
         for i, (c, setting) in enumerate(lines)
     ]
     if not marked.notes:  # the best of different things would be no best
-        rows = mark_best(rows, [[column.key for column in columns].index("accuracy_percent")])
+        rows = mark_best(rows, [[column.metric for column in columns].index(ACCURACY)])
     return Table(
         title=title,
         notes=(*_notes(results, several), *marked.notes),
@@ -40,85 +40,68 @@ def results_table(title: str, results: Sequence[CellResult], comparisons: Sequen
 def held_out_pairs(results: Iterable[CellResult]) -> list[int]:
     """How many held-out pairs stand behind the metrics; planned numbers where nothing was evaluated."""
     results = list(results)
-    measured = {r.metrics["accuracy"].n for r in results if r.ok and "accuracy" in r.metrics}
+    measured = {r.metrics[ACCURACY].n for r in results if r.ok and ACCURACY in r.metrics}
     return sorted(measured or {r.cell.config.data.eval_pairs for r in results})
 
 
 def _columns(results: Sequence[CellResult], several: bool) -> tuple[Column, ...]:
-    unit = likelihood_unit(results)
+    unit = likelihood_unit(result.cell.config for result in results)
     digits = 2 if unit == "nats" else 3
-    seeds = Column(
-        "seeds", "Seeds", "seeds with a result, of those planned", align="right", digits=0, csv_only=not several
-    )
     return (
         Column("objective", "Objective", "preference objective", align="left"),
         Column("rc", "RC", "reward calibration: without (w/o) or with it (w/)", align="left"),
         Column("status", "Status", "outcome of the run", align="left", csv_only=True),
-        seeds,
+        Column("seeds", "Seeds", "seeds with a result, of those planned", digits=0, csv_only=not several),
         Column("accuracy_percent", "Accuracy (%)", "held-out pairs whose margin grew against the reference, m~ > 0",
-               spread=True),
-        Column("accuracy_delta_points", "Δ RC (points)", "accuracy with RC minus accuracy without it",
-               r"$\Delta$ RC (points)", sign=True, spread=True),
+               metric=ACCURACY, percent=True, spread=True),
+        Column(_DELTA, "Δ RC (points)", "accuracy with RC minus accuracy without it",
+               r"$\Delta$ RC (points)", percent=True, sign=True, spread=True),
         Column("drift_w_nats", f"Δz_w ({unit})", "held-out drift of the chosen answers from the reference",
-               rf"$\Delta z_w$ ({unit})", digits=digits, sign=True, spread=True),
+               rf"$\Delta z_w$ ({unit})", metric=DRIFT_W, digits=digits, sign=True, spread=True),
         Column("drift_l_nats", f"Δz_l ({unit})", "held-out drift of the rejected answers from the reference",
-               rf"$\Delta z_l$ ({unit})", digits=digits, sign=True, spread=True),
+               rf"$\Delta z_l$ ({unit})", metric=DRIFT_L, digits=digits, sign=True, spread=True),
         Column("margin_nats", f"Margin ({unit})", "held-out margin m~ = z~_w - z~_l, against the reference",
-               digits=digits, sign=True, spread=True),
-        Column("in_band_percent", "In band (%)", "steps whose incentive ratio lies inside the disentanglement band",
-               spread=several, share=True),
+               metric=MARGIN, digits=digits, sign=True, spread=True),
+        Column("in_band_percent", "In band (%)", "steps inside the band as the head or the last adapters see it",
+               metric=IN_BAND, percent=True, spread=several, bar=True),
         *(
-            Column(f"pathway_{name}_percent", f"{name} (%)", f"steps on predicted pathway ({name}): {PATHWAYS[name]}",
-                   spread=several, share=True)
+            Column(f"pathway_{name}_percent", f"{name} (%)", f"intervals predicted on ({name}): {PATHWAYS[name]}",
+                   metric=PREDICTED[name], percent=True, spread=several, bar=True)
             for name in ("i", "ii", "iii")
         ),
-        *([Column("p", "p", "two-sided paired t-test over seeds of the accuracy, with RC against without", digits=3)]
+        Column("realised_iii_percent", "Realised iii (%)", "intervals of the probe set on pathway (iii)",
+               metric=REALISED["iii"], percent=True, spread=several, bar=True),
+        *([Column(_P, "p", "two-sided paired t-test over seeds of the accuracy, with RC against without", digits=3)]
           if several else []),
     )  # fmt: skip
 
 
-def _row(comparison: Comparison, setting: Setting, several: bool, letters: str) -> Row:
-    finished, planned = len(setting.finished), len(setting.results)
-    head = (
-        Entry(comparison.title, mark=letters),
-        Entry(setting.rc),
-        Entry(setting.word),
-        Entry(f"{finished} of {planned}" if finished < planned else str(planned)),
-    )
-    return Row(table_name(comparison.model), (*head, *_numbers(comparison, setting, several)))
+def _row(comparison: Comparison, setting: Setting, columns: Sequence[Column], several: bool, letters: str) -> Row:
+    without = comparison.without if setting.calibrated else None
+    entries = {
+        "objective": Entry(comparison.title, mark=letters),
+        "rc": Entry(setting.rc),
+        "status": Entry(setting.word),
+        "seeds": Entry(setting.seeds),
+        _DELTA: _delta(without, setting, several),
+        _P: p_entry(paired_differences(without, setting, ACCURACY)),
+    }
+    shown = (setting.entry(column.metric, several) if column.metric else entries[column.key] for column in columns)
+    return Row(table_name(comparison.model), tuple(shown))
 
 
-def _numbers(comparison: Comparison, setting: Setting, several: bool) -> list[Entry]:
-    def show(estimate: Estimate | None, scale: float, missing: str) -> Entry:
-        if setting.word != "ok":
-            return Entry(setting.word, tone="status", runs=setting.run_ids)
-        if estimate is None:
-            return Entry(missing, tone="status", runs=setting.run_ids)
-        spread = estimate.shown_spread(several)
-        spread = None if spread is None else scale * spread
-        return Entry(value=scale * estimate.value, spread=spread, runs=setting.run_ids)
-
-    delta = Entry("–", tone="absent")
-    if setting.calibrated:
-        without = comparison.without
-        if without is not None and without.word == "ok":
-            word = setting.problem("accuracy") or without.problem("accuracy") or MIXED
-            delta = show(difference(without, setting, "accuracy"), _PERCENT, word)
-        elif setting.word != "ok":
-            delta = Entry(setting.word, tone="status")
-        elif without is not None:
-            delta = Entry(f"w/o {without.word}", tone="status")
-    entries = [show(setting.metric("accuracy"), _PERCENT, setting.problem("accuracy")), delta]
-    entries += [show(setting.metric(name), 1.0, setting.problem(name)) for name in ("drift_w", "drift_l", "margin")]
-    entries.append(show(setting.summary(lambda summary: summary.in_band), _PERCENT, NO_RECORDS))
-    for name in ("i", "ii", "iii"):
-        share = setting.summary(lambda summary, name=name: summary.pathways[name])  # type: ignore[misc]
-        entries.append(show(share, _PERCENT, NO_RECORDS))
-    if several:
-        without = comparison.without
-        both = paired_differences(without, setting, "accuracy") if setting.calibrated and without else []
-        entries.append(p_entry(paired_test(both)))
-    return entries
+def _delta(without: Setting | None, setting: Setting, several: bool) -> Entry:
+    if setting.calibrated and setting.word != "ok":
+        return Entry(setting.word, tone="status", runs=setting.run_ids)
+    if without is None:
+        return Entry("–", tone="absent")
+    if without.word != "ok":
+        return Entry(f"w/o {without.word}", tone="status")
+    value = difference(without, setting, ACCURACY)
+    if value is None:
+        word = setting.problem(ACCURACY) or without.problem(ACCURACY) or MIXED
+        return Entry(word, tone="status", runs=setting.run_ids)
+    return Entry(value=value.value, spread=value.spread(several), runs=setting.run_ids)
 
 
 def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
@@ -130,9 +113,9 @@ def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
     seeds = ", ".join(map(str, sorted({config.train.seed for config in configs})))
     kind = "mean ± sample standard deviation over seeds" if several else "± one standard error over held-out pairs"
     yield f"Held-out pairs: n = {pairs}; seeds: {seeds}; {kind}."
-    found = " and ".join(sorted({config.likelihood for config in configs}))
+    likelihoods = " and ".join(sorted({config.likelihood for config in configs}))
     presets = ", ".join(sorted({config.fidelity for config in configs}))
-    yield f"Likelihoods: {found} of token log-probabilities; fidelity preset: {presets}."
+    yield f"Likelihoods: {likelihoods} of token log-probabilities; fidelity preset: {presets}."
     yield (
         "Accuracy: held-out pairs whose margin grew against the reference. Δz_w, Δz_l: drift of held-out chosen and "
         "rejected answers from the reference. Bold: highest accuracy of a model, whether or not the difference exceeds "
@@ -143,12 +126,12 @@ def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
     else:
         yield "The error of Δ RC adds the two rows' errors as if independent; on the same pairs it is usually smaller."
     pathways = "; ".join(f"({name}) {PATHWAYS[name]}" for name in ("i", "ii", "iii"))
-    yield f"Pathways predicted per step: {pathways}. In band and pathways are shares of optimizer steps."
-    other = [
-        (name, max(r.summary.pathways[name] for r in results if r.ok and r.summary))
-        for name in ("reversed", "undefined")
-        if any(r.ok and r.summary and r.summary.pathways[name] for r in results)
-    ]
-    if other:
-        most = ", ".join(f"{name} up to {_PERCENT * share:.1f}%" for name, share in other)
-        yield f"Steps on no pathway of the three: {most}."
+    yield (
+        f"Pathways: {pathways}; predicted for fresh pairs by the updates made, realised on the probe set, in shares of "
+        "intervals. In band: shares of steps, by the paper's band at the head or the last adapters."
+    )
+    finished = [result for result in results if result.ok and result.recorded]
+    shares = {name: [r.value(PREDICTED[name]) for r in finished] for name in ("reversed", "undefined")}
+    other = {name: max((v for v in values if v == v), default=0) for name, values in shares.items()}  # no NaN
+    if most := ", ".join(f"{name} up to {share:.1%}" for name, share in other.items() if share):
+        yield f"Intervals predicted on no pathway of the three: {most}."

@@ -1,126 +1,89 @@
 """Training time without and with RC: the paper's runtime table, from runs or from its own numbers."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from rcray.aggregate import published
-from rcray.aggregate.groups import Comparison, Setting
+from rcray.aggregate.groups import NO_RECORDS, NOT_PLANNED, Comparison, Setting
 from rcray.aggregate.paper import PUBLISHED_NOTES, RUNTIME_MODELS, RUNTIME_OBJECTIVES, objective_title
-from rcray.aggregate.published import AVERAGE
+from rcray.aggregate.published import AVERAGE, Overhead
+from rcray.aggregate.summary import SECONDS
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.config.models import model_title
 
 _METRICS = ("w/o RC Time", "w/ RC Time", "Δ Time", "Δ (%)")
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Minutes without and with RC, or the word that stands for them; differences may be printed ones."""
-
-    without: float | str
-    with_rc: float | str
-    minutes: float | None = None
-    percent: float | None = None
-    runs: tuple[str, ...] = ()
-
-    @property
-    def known(self) -> bool:
-        """Whether both were measured."""
-        return isinstance(self.without, float) and isinstance(self.with_rc, float)
-
-    @property
-    def difference(self) -> float | None:
-        """Minutes that RC adds."""
-        if self.minutes is not None or not (isinstance(self.without, float) and isinstance(self.with_rc, float)):
-            return self.minutes
-        return self.with_rc - self.without
-
-    @property
-    def relative(self) -> float | None:
-        """The same in percent of the time without."""
-        if self.percent is not None or self.difference is None or not isinstance(self.without, float):
-            return self.percent
-        return 100 * self.difference / self.without if self.without else None
+_NOT_PLANNED = Overhead(NOT_PLANNED, NOT_PLANNED)
+_UNKNOWN = Entry("–", tone="absent")
 
 
 def runtime_of_published() -> Table:
     """The paper's table."""
-    times = {key: Timing(t.without, t.with_rc, t.minutes, t.percent) for key, t in published.runtimes().items()}
-    return _table(
-        "Training time without and with RC (published)",
-        RUNTIME_MODELS,
-        RUNTIME_OBJECTIVES,
-        lambda model, objective: times[model, objective],
-        [PUBLISHED_NOTES["runtime"]],
-    )
+    title = "Training time without and with RC (published)"
+    return _table(title, RUNTIME_MODELS, RUNTIME_OBJECTIVES, published.runtimes(), [PUBLISHED_NOTES["runtime"]])
 
 
 def runtime_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
     """The same from finished runs; None where no model has a run both without and with RC."""
-    found: dict[tuple[str, str], Timing] = {}
+    times: dict[tuple[str, str], Overhead] = {}
     left_out = []
     for comparison in comparisons:
-        for setting in comparison.with_rc[:1]:
-            if comparison.without is None:
-                continue
-            name = (comparison.model, comparison.without.config.objective.name)
-            if name in found:
-                left_out.append(comparison.title)
-                continue
-            runs = (comparison.without.run_ids[0], setting.run_ids[0])
-            found[name] = Timing(_minutes(comparison.without), _minutes(setting), runs=runs)
-    if not any(timing.known for timing in found.values()):
+        if comparison.without is None or not comparison.with_rc:
+            continue
+        without, with_rc = comparison.without, comparison.with_rc[0]
+        name = (comparison.model, without.config.objective.name)
+        if name in times:
+            left_out.append(comparison.title)
+        else:
+            times[name] = _overhead(_minutes(without), _minutes(with_rc), (without.run_ids[0], with_rc.run_ids[0]))
+    if not any(time.minutes is not None for time in times.values()):
         return None
-    models = _ordered(dict.fromkeys(model for model, _ in found), RUNTIME_MODELS)
-    objectives = _ordered(dict.fromkeys(objective for _, objective in found), RUNTIME_OBJECTIVES)
+    models = _ordered([model for model, _ in times], RUNTIME_MODELS)
+    objectives = _ordered([objective for _, objective in times], RUNTIME_OBJECTIVES)
     for model in models:
-        known = [t for (m, _), t in found.items() if m == model and t.known]
+        known = [time for (m, _), time in times.items() if m == model and time.minutes is not None]
         if known:
-            without, with_rc = (fmean(float(getattr(t, side)) for t in known) for side in ("without", "with_rc"))
-            found[model, AVERAGE] = Timing(without, with_rc)
+            before, after = (fmean(float(getattr(time, side)) for time in known) for side in ("without", "with_rc"))
+            times[model, AVERAGE] = _overhead(before, after)
     notes = [
         "Wall clock of all optimizer steps, a mean over seeds. Average: over the objectives that have both. Cells that "
         "share a machine slow each other: compare times of one sweep only."
     ]
     if left_out:
         notes.append(f"Not in the table, further settings of an objective: {', '.join(dict.fromkeys(left_out))}.")
-    missing = Timing("not planned", "not planned")
-    return _table(
-        "Training time without and with RC",
-        models,
-        objectives,
-        lambda model, objective: found.get((model, objective), missing),
-        notes,
-    )
+    return _table("Training time without and with RC", models, objectives, times, notes)
+
+
+def _overhead(without: float | str, with_rc: float | str, runs: tuple[str, ...] = ()) -> Overhead:
+    if isinstance(without, str) or isinstance(with_rc, str):
+        return Overhead(without, with_rc, runs=runs)
+    minutes = with_rc - without
+    return Overhead(without, with_rc, minutes, 100 * minutes / without if without else None, runs)
 
 
 def _minutes(setting: Setting) -> float | str:
-    times = [r.summary.seconds for r in setting.finished if r.summary and r.summary.seconds]
-    if times:
-        return fmean(times) / 60
-    return setting.word if setting.word != "ok" else "no records"
+    times = [row.value for row in setting.measured(SECONDS).values() if row.value]
+    return fmean(times) / 60 if times else setting.problem(SECONDS) or NO_RECORDS
 
 
-def _ordered(names: Sequence[str] | dict[str, None], first: Sequence[str]) -> list[str]:
-    return [*(name for name in first if name in names), *(name for name in names if name not in first)]
+def _ordered(names: Sequence[str], first: Sequence[str]) -> list[str]:
+    return [*(name for name in first if name in names), *dict.fromkeys(name for name in names if name not in first)]
 
 
 def _table(
     title: str,
     models: Sequence[str],
     objectives: Sequence[str],
-    timing: Callable[[str, str], Timing],
+    overheads: Mapping[tuple[str, str], Overhead],
     notes: Sequence[str],
 ) -> Table:
     rows = []
     for model in models:
-        times = [timing(model, objective) for objective in (*objectives, AVERAGE)]
+        times = [overheads.get((model, objective), _NOT_PLANNED) for objective in (*objectives, AVERAGE)]
         blocks = (
-            [_time(t.without, t.runs[:1]) for t in times],
-            [_time(t.with_rc, t.runs[1:]) for t in times],
-            [_signed_time(t) for t in times],
-            [_percent(t) for t in times],
+            [_time(time.without, time.runs[:1]) for time in times],
+            [_time(time.with_rc, time.runs[1:]) for time in times],
+            [_signed_time(time) for time in times],
+            [_percent(time) for time in times],
         )
         rows += [
             Row(model_title(model), (Entry(metric), *entries)) for metric, entries in zip(_METRICS, blocks, strict=True)
@@ -140,21 +103,19 @@ def _table(
 
 def _time(minutes: float | str, runs: tuple[str, ...]) -> Entry:
     if isinstance(minutes, str):
-        return Entry(minutes, tone="absent" if minutes == "not planned" else "status")
+        return Entry(minutes, tone="absent" if minutes == NOT_PLANNED else "status")
     return Entry(duration(minutes), value=minutes, runs=runs)
 
 
-def _signed_time(timing: Timing) -> Entry:
-    if timing.difference is None:
-        return Entry("–", tone="absent")
-    sign = "-" if timing.difference < 0 or (timing.difference == 0 and (timing.relative or 0) < 0) else "+"
-    return Entry(f"{sign}{duration(abs(timing.difference))}", value=timing.difference)
+def _signed_time(time: Overhead) -> Entry:
+    if time.minutes is None:
+        return _UNKNOWN
+    sign = "-" if time.minutes < 0 or (time.minutes == 0 and (time.percent or 0) < 0) else "+"
+    return Entry(f"{sign}{duration(abs(time.minutes))}", value=time.minutes)
 
 
-def _percent(timing: Timing) -> Entry:
-    if timing.relative is None:
-        return Entry("–", tone="absent")
-    return Entry(f"{timing.relative:+.1f}%", value=timing.relative)
+def _percent(time: Overhead) -> Entry:
+    return _UNKNOWN if time.percent is None else Entry(f"{time.percent:+.1f}%", value=time.percent)
 
 
 def duration(minutes: float) -> str:

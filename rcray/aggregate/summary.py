@@ -1,91 +1,147 @@
-"""What a run's step records say, in a few numbers: band, pathways, prediction against probe set, head against full.
+"""What a run's step records say, as rows of the frame: band, pathways, prediction against probe set, head against full.
 
-Reads only the columns it needs; a summary is small enough to be kept for ten thousand runs.
+Reads only the columns it needs; the rows are few enough to be kept for ten thousand runs.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rcray.aggregate.frame import DYNAMICS, SHARE, Measurement
 from rcray.errors import StoreError
-from rcray.records.columns import PATHWAYS
+from rcray.records.columns import PATHWAYS, pathway_of
 from rcray.store import RunDir
+
+STEPS, SECONDS, RHO = f"{DYNAMICS}steps", f"{DYNAMICS}seconds", f"{DYNAMICS}rho"
+IN_BAND, SKIPPED = f"{DYNAMICS}in_band", f"{DYNAMICS}skipped"
+#: Shares by pathway: of the intervals between looks, of those between two probes, of the steps as the head's band sees.
+PREDICTED = {name: f"{DYNAMICS}pathway_{name}" for name in PATHWAYS}
+REALISED = {name: f"{DYNAMICS}realised_{name}" for name in PATHWAYS}
+AT_HEAD = {name: f"{DYNAMICS}head_{name}" for name in PATHWAYS}
+AGREEMENT = f"{DYNAMICS}agreement"  # share of the intervals whose realised pathway is the predicted one
+AGREEMENT_HEAD = f"{DYNAMICS}agreement_head"  # the same, of the pathway that the head's band names most often
+NO_LOOKS = "no looks"
+CHANGE_W, CHANGE_L = f"{DYNAMICS}probe_change_w", f"{DYNAMICS}probe_change_l"  # last measurement minus first
+_CONFUSION = f"{DYNAMICS}intervals/"  # predicted/realised: how many probe intervals
 
 #: Suffix of the columns that a second score estimator, over all parameters, adds to the records.
 FULL = "_full"
 FULL_COLUMNS = ("log_r_star", "rho", "band_lower", "band_upper", "in_band")
+#: The band of the head (or the last adapters) against the band of all parameters.
+SAME_SIDE = f"{DYNAMICS}full/same_side"  # share of the steps on which both say inside, or both outside
+IN_BAND_FULL = f"{DYNAMICS}full/in_band"
+CENTRE_GAP = f"{DYNAMICS}full/centre_gap"  # median |log r* - log r*_full|
+WIDTH_GAP = f"{DYNAMICS}full/width_gap"  # median difference of the half-widths where both are bounded
+RHO_CORRELATION = f"{DYNAMICS}full/rho_correlation"  # Pearson's, of the two cosines
 
-_COLUMNS = (
-    "step", "in_band", "pathway_predicted", "pathway_realised", "probe_z_w", "probe_z_l", "skipped", "rho", "seconds",
+#: What every report reads; a ledger that is exported has no others but those that figures draw.
+SUMMARY_COLUMNS = (
+    "step", "in_band", "pathway_head", "pathway_predicted", "pathway_realised", "predicted_dz_w", "predicted_dz_l",
+    "probe_z_w", "probe_z_l", "skipped", "rho", "seconds",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class HeadFull:
-    """The band of the head (or the last adapters) against the band of all parameters, over the recorded steps."""
-
-    steps: int
-    same_side: float  # share of steps on which both say inside, or both outside
-    inside_full: float  # share of steps inside the band of all parameters
-    centre_gap: float  # median |log r* - log r*_full|, nats
-    width_gap: float  # median difference of the half-widths, nats, where both are bounded; nan without any
-    rho_correlation: float  # Pearson's, of the two cosines; nan where one of them does not vary
-
-
-@dataclass(frozen=True)
-class DynamicsSummary:
-    """Shares are of the recorded steps, between 0 and 1."""
-
-    steps: int
-    in_band: float
-    pathways: Mapping[str, float]  # predicted, by pathway; sums to 1
-    agreement: float  # share of probe intervals whose realised pathway is the predicted one; nan without any
-    intervals: int  # probe intervals behind `agreement`
-    confusion: Mapping[str, Mapping[str, int]]  # predicted -> realised -> intervals
-    change_w: float  # probe z_w, last measurement minus first, nats; nan with fewer than two
-    change_l: float
-    skipped: float  # steps that calibration left alone
-    rho: float  # median cosine of the scores
-    seconds: float  # wall clock of the steps together
-    head_full: HeadFull | None = None
-
-
-def summarise(run: RunDir, probe_every: int, total_steps: int | None) -> DynamicsSummary | None:
-    """The summary of a run directory; None where nothing is recorded."""
-    extra = [f"{name}{FULL}" for name in FULL_COLUMNS]
-    both = set(extra) <= set(recorded_columns(run))
-    records = read_columns(run, (*_COLUMNS, *extra, "log_r_star", "band_lower", "band_upper") if both else _COLUMNS)
+def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: str) -> Iterator[Measurement]:
+    """The rows of a run directory; none where nothing is recorded."""
+    full = [f"{name}{FULL}" for name in FULL_COLUMNS]
+    both = set(full) <= set(recorded_columns(run))
+    extra = (*full, "log_r_star", "band_lower", "band_upper") if both else ()
+    records = read_columns(run, (*SUMMARY_COLUMNS, *extra))
     steps = len(records["step"])
     if steps == 0:
-        return None
-    predicted = [word if word in PATHWAYS else "undefined" for word in records["pathway_predicted"]]
-    counts = Counter(predicted)
+        return
     finished = int(records["step"][-1]) == total_steps
-    pairs = intervals(predicted, list(records["pathway_realised"]), probe_every, finished)
-    confusion: dict[str, dict[str, int]] = {}
-    for foreseen, seen in pairs:
-        row = confusion.setdefault(foreseen, {})
-        row[seen] = row.get(seen, 0) + 1
+    judged = judged_intervals(records, probe_every, finished)
+    foreseen = [interval.predicted for interval in judged if interval.predicted]
+    realised = [word for word in records["pathway_realised"] if word]
+
+    def row(metric: str, value: float, unit: str = "", n: int = steps) -> Measurement:
+        status = "ok" if math.isfinite(value) else "non-finite"
+        return Measurement(run.run_id, metric, float(value), n=n, unit=unit, status=status)
+
+    yield row(STEPS, steps, "steps")
+    yield row(SECONDS, np.nansum(records["seconds"]), "seconds")
+    yield row(IN_BAND, np.mean(records["in_band"]), SHARE)
+    said = list(records["pathway_head" if _has_looks(records) else "pathway_predicted"])
+    for metrics, words in ((PREDICTED, foreseen), (REALISED, realised), (AT_HEAD, said)):
+        counts = Counter(word if word in PATHWAYS else "undefined" for word in words)
+        for name, metric in metrics.items():
+            if words:
+                yield row(metric, counts[name] / len(words), SHARE, len(words))
+            else:
+                yield Measurement(run.run_id, metric, math.nan, n=0, unit=SHARE, status=NO_LOOKS)
+    yield row(SKIPPED, np.mean(records["skipped"] != ""), SHARE)
     rho = records["rho"][np.isfinite(records["rho"])]
-    return DynamicsSummary(
-        steps=steps,
-        in_band=float(np.mean(records["in_band"])),
-        pathways={name: counts[name] / steps for name in PATHWAYS},
-        agreement=sum(a == b for a, b in pairs) / len(pairs) if pairs else math.nan,
-        intervals=len(pairs),
-        confusion=confusion,
-        change_w=_change(records["probe_z_w"]),
-        change_l=_change(records["probe_z_l"]),
-        skipped=float(np.mean(records["skipped"] != "")),
-        rho=float(np.median(rho)) if len(rho) else math.nan,
-        seconds=float(np.nansum(records["seconds"])),
-        head_full=head_full(records) if both else None,
-    )
+    yield row(RHO, np.median(rho) if len(rho) else math.nan)
+    for metric, column in ((CHANGE_W, "probe_z_w"), (CHANGE_L, "probe_z_l")):
+        measured = records[column][np.isfinite(records[column])]
+        if len(measured) > 1:
+            yield row(metric, measured[-1] - measured[0], unit, len(measured))
+    if foreseen:
+        yield row(AGREEMENT, np.mean([i.predicted == i.realised for i in judged]), SHARE, len(judged))
+    if judged:
+        yield row(AGREEMENT_HEAD, np.mean([i.at_head == i.realised for i in judged]), SHARE, len(judged))
+    for (word, seen), count in Counter((i.predicted, i.realised) for i in judged if i.predicted).items():
+        yield row(f"{_CONFUSION}{word}/{seen}", count, "intervals", len(foreseen))
+    if both:
+        yield from full_rows(run.run_id, records)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What was foreseen and what came, between two looks at the probe set."""
+
+    predicted: str  # "" where nobody looked at fresh pairs
+    realised: str
+    at_head: str
+
+
+def judged_intervals(records: Mapping[str, np.ndarray], probe_every: int, finished: bool) -> list[Interval]:
+    """The intervals that both looks and probes bound; by probes alone where there were no looks.
+
+    Records from before looks have the head's pathway in place of the prediction.
+    """
+    words = list(records["pathway_realised"])
+    if not _has_looks(records):
+        said = [word if word in PATHWAYS else "undefined" for word in records["pathway_predicted"]]
+        return [Interval(a, b, a) for a, b in intervals(said, words, probe_every, finished)]
+    at_head = list(records["pathway_head"])
+    looked = np.isfinite(records["predicted_dz_w"])
+    if not looked.any():
+        return [Interval("", b, a) for a, b in intervals(at_head, words, probe_every, finished)]
+    last = len(words) - 1 if finished else len(words)  # probed after its update, where no look is
+    ends = [i for i, word in enumerate(words) if i < last and (i == 0 or (word and looked[i]))]
+    judged = []
+    for start, end in pairwise(ends):
+        inside = slice(start + 1, end + 1)
+        move, change = (
+            [float(np.nansum(records[f"predicted_dz_{side}"][inside])) for side in "wl"],
+            [float(records[f"probe_z_{side}"][end] - records[f"probe_z_{side}"][start]) for side in "wl"],
+        )
+        often = Counter(reversed(at_head[start:end])).most_common(1)[0][0]
+        judged.append(Interval(pathway_of(*move), pathway_of(*change), often))
+    return judged
+
+
+def _has_looks(records: Mapping[str, np.ndarray]) -> bool:
+    """Whether these records know of looks at all."""
+    return any(records["pathway_head"])
+
+
+def confusion(rows: Iterable[Measurement]) -> dict[str, Counter[str]]:
+    """Probe intervals by predicted and realised pathway, of every run that these rows are of."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row.metric.startswith(_CONFUSION):
+            foreseen, seen = row.metric.removeprefix(_CONFUSION).split("/")
+            counts.setdefault(foreseen, Counter())[seen] += int(row.value)
+    return counts
 
 
 def intervals(
@@ -111,33 +167,27 @@ def intervals(
     return pairs
 
 
-def head_full(records: Mapping[str, np.ndarray]) -> HeadFull | None:
-    """The two bands compared; None where they have no step in common."""
+def full_rows(run: str, records: Mapping[str, np.ndarray]) -> Iterator[Measurement]:
+    """The two bands compared; nothing where they have no step in common."""
     centre, full = records["log_r_star"], records[f"log_r_star{FULL}"]
     known = np.isfinite(centre) & np.isfinite(full)
     if not known.any():
-        return None
+        return
     inside, inside_full = (records[name][known].astype(bool) for name in ("in_band", f"in_band{FULL}"))
-    widths = [
-        (records[f"band_upper{end}"][known] - records[f"band_lower{end}"][known]) / 2 for end in ("", FULL)
-    ]  # fmt: skip
+    widths = [(records[f"band_upper{end}"] - records[f"band_lower{end}"])[known] / 2 for end in ("", FULL)]
     bounded = np.isfinite(widths[0]) & np.isfinite(widths[1])
     gaps = np.abs(widths[0][bounded] - widths[1][bounded])
     rho, rho_full = records["rho"][known], records[f"rho{FULL}"][known]
     varies = np.std(rho) > 0 and np.std(rho_full) > 0
-    return HeadFull(
-        steps=int(known.sum()),
-        same_side=float(np.mean(inside == inside_full)),
-        inside_full=float(np.mean(inside_full)),
-        centre_gap=float(np.median(np.abs(centre - full)[known])),
-        width_gap=float(np.median(gaps)) if len(gaps) else math.nan,
-        rho_correlation=float(np.corrcoef(rho, rho_full)[0, 1]) if varies else math.nan,
-    )
-
-
-def _change(series: np.ndarray) -> float:
-    measured = series[np.isfinite(series)]
-    return float(measured[-1] - measured[0]) if len(measured) > 1 else math.nan
+    for metric, value, unit, otherwise in (
+        (SAME_SIDE, np.mean(inside == inside_full), SHARE, ""),
+        (IN_BAND_FULL, np.mean(inside_full), SHARE, ""),
+        (CENTRE_GAP, np.median(np.abs(centre - full)[known]), "nats", "unbounded"),
+        (WIDTH_GAP, np.median(gaps) if len(gaps) else math.nan, "nats", "unbounded"),
+        (RHO_CORRELATION, np.corrcoef(rho, rho_full)[0, 1] if varies else math.nan, "", "no spread"),
+    ):
+        status = "ok" if math.isfinite(value) else otherwise
+        yield Measurement(run, metric, float(value), n=int(known.sum()), unit=unit, status=status)
 
 
 def recorded_columns(run: RunDir) -> tuple[str, ...]:

@@ -31,8 +31,18 @@ class Column:
     digits: int = 1
     sign: bool = False  # print + before positive numbers
     spread: bool = False  # CSV: a second column for the spread
-    share: bool = False  # a percentage of a whole: the page draws it as a bar
+    percent: bool = False  # values are shares (or differences of shares), and are printed in percent
+    bar: bool = False  # the page draws it as a bar
     csv_only: bool = False
+    metric: str = ""  # the key of the frame that it shows, where it shows one
+
+    def printed(self, value: float) -> float:
+        """The value in the unit that is printed: here, and nowhere else, a share becomes percent."""
+        return 100 * value if self.percent else value
+
+    def text(self, value: float, sign: bool = False) -> str:
+        """The value as it is printed."""
+        return number(self.printed(value), self.digits, sign)
 
 
 @dataclass(frozen=True)
@@ -97,9 +107,9 @@ def entry_text(column: Column, entry: Entry, plus_minus: str = " ± ") -> str:
 def _rounded(column: Column, entry: Entry, plus_minus: str) -> str:
     if entry.value is None:
         return ""
-    text = number(entry.value, column.digits, column.sign)
+    text = column.text(entry.value, column.sign)
     if entry.spread is not None and math.isfinite(entry.spread) and math.isfinite(entry.value):
-        text += plus_minus + number(entry.spread, column.digits)
+        text += plus_minus + column.text(entry.spread)
     return text
 
 
@@ -204,15 +214,11 @@ def _csv_fields(column: Column, entry: Entry) -> list[str]:
     if entry.value is None or not math.isfinite(entry.value):
         words = NOT_APPLICABLE if entry.tone == "absent" else entry.words or "non-finite"
         return [words, words] if column.spread else [words]
-    fields = [_plain(entry.value)]
-    if column.spread:
-        known = entry.spread is not None and math.isfinite(entry.spread)
-        fields.append(_plain(entry.spread) if known and entry.spread is not None else NOT_APPLICABLE)
-    return fields
-
-
-def _plain(value: float) -> str:
-    return f"{value + 0.0:.6g}"
+    numbers = [entry.value, entry.spread] if column.spread else [entry.value]
+    return [
+        NOT_APPLICABLE if value is None or not math.isfinite(value) else f"{column.printed(value) + 0.0:.6g}"
+        for value in numbers
+    ]
 
 
 def _markdown_escape(text: str) -> str:

@@ -50,8 +50,7 @@ def coefficients_table(own: Iterable[str] = ()) -> Table:
 
 
 def _place(params: type[ObjectiveParams]) -> tuple[int, int]:
-    name = params.model_fields["name"].default
-    family = list(_FAMILIES).index(params.traits.family)
+    name, family = params.model_fields["name"].default, list(_FAMILIES).index(params.traits.family)
     return family, _ORDER.index(name) if name in _ORDER else len(_ORDER) + BUILT_IN.index(params)
 
 

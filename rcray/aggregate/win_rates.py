@@ -13,7 +13,8 @@ _PUBLISHED_NOTE = (
     "Published: 805 instructions, one call a pair with the calibrated answer always second, ties and failures 0.5, no "
     "length control; the opponent is the same objective without RC."
 )
-_METRICS = (("win_rate", "Win rate"), ("lc_win_rate", "Length-controlled"))
+_COMPARED = "with RC against without"
+_METRICS = ((f"{ALPACA_EVAL}/win_rate", "Win rate"), (f"{ALPACA_EVAL}/lc_win_rate", "Length-controlled"))
 
 
 def win_rates_of_published() -> Table:
@@ -21,14 +22,14 @@ def win_rates_of_published() -> Table:
     rows = [
         Row(
             model_title(rate.model),
-            (Entry(objective_title(rate.objective)), Entry(rate.judge), Entry(value=rate.percent)),
+            (Entry(objective_title(rate.objective)), Entry(rate.judge), Entry(value=rate.rate)),
         )
         for rate in published.win_rates()
     ]
     columns = (
         Column("method", "Method", align="left"),
         Column("judge", "Judge", align="left"),
-        Column("win_rate", "Win rate (%)", "with RC against without", digits=2),
+        Column("win_rate", "Win rate (%)", _COMPARED, percent=True, digits=2),
     )
     return Table(
         "AlpacaEval win rates, with RC against without (published)",
@@ -45,37 +46,27 @@ def win_rates_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
     known = {(rate.model, rate.objective): rate for rate in reversed(published.win_rates())}
     for comparison in comparisons:
         for setting in comparison.with_rc:
-            names = {name for r in setting.finished for name in r.metrics if name.partition("/")[0] == ALPACA_EVAL}
-            if not names:
+            if not any(setting.measured(metric) for metric, _ in _METRICS):
                 continue
             entries = [Entry(f"{comparison.title} ({setting.variant})" if setting.variant else comparison.title)]
             for metric, _ in _METRICS:
-                name = f"{ALPACA_EVAL}/{metric}"
-                value = setting.metric(name)
-                if value is None:
-                    entries.append(Entry(setting.problem(name), tone="status", runs=setting.run_ids))
-                    continue
-                spread = value.shown_spread(len(setting.results) > 1)
-                entries.append(
-                    Entry(
-                        value=100 * value.value,
-                        spread=None if spread is None else 100 * spread,
-                        tip="; ".join(dict.fromkeys(m.note for m in setting.measured(name).values() if m.note)),
-                        runs=setting.run_ids,
-                    )
-                )
+                said = dict.fromkeys(row.note for row in setting.measured(metric).values() if row.note)
+                entries.append(setting.entry(metric, len(setting.results) > 1, tip="; ".join(said)))
             rate = known.get((comparison.model, setting.config.objective.name))
             if rate is None:
                 entries.append(Entry("–", tone="absent"))
             else:
-                entries.append(Entry(value=rate.percent, tip=f"judge: {rate.judge}"))
+                entries.append(Entry(value=rate.rate, tip=f"judge: {rate.judge}"))
             rows.append(Row(model_title(comparison.model), tuple(entries)))
     if not rows:
         return None
     columns = (
         Column("method", "Method", align="left"),
-        *(Column(key, f"{title} (%)", "with RC against without", digits=2, spread=True) for key, title in _METRICS),
-        Column("published", "Published (%)", "raw win rate; judge DeepSeek V3.2", digits=2),
+        *(
+            Column(metric.partition("/")[2], f"{title} (%)", _COMPARED, percent=True, digits=2, spread=True)
+            for metric, title in _METRICS
+        ),
+        Column("published", "Published (%)", "raw win rate; judge DeepSeek V3.2", percent=True, digits=2),
     )
     notes = ("Share of judged pairs won by the model with RC against the same objective without it.", _PUBLISHED_NOTE)
     return Table("AlpacaEval win rates, with RC against without", notes, columns, tuple(rows), name="alpaca-eval")

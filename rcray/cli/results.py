@@ -82,7 +82,8 @@ def report(
         Path | None, typer.Option("--ledger", help="read an exported ledger instead of a store", show_default=False)
     ] = None,
     export_ledger: Annotated[
-        Path | None, typer.Option("--export-ledger", help="also write the runs' ledger here", show_default=False)
+        Path | None,
+        typer.Option("--export-ledger", help="also write what it reads here, as a small store", show_default=False),
     ] = None,
     from_mlflow: Annotated[
         str | None, typer.Option("--from-mlflow", help="fetch the runs from this MLflow server", show_default=False)

@@ -16,9 +16,13 @@ SEMANTICS_VERSION = 1
 
 #: Fields that came later: at their defaults they say nothing, so that older runs keep their identity.
 _LATER_FIELDS: dict[str, dict[str, Any]] = {
-    "calibration": {"record_full": False},
-    "train": {"optimizer": "adamw", "precision": "weights", "micro_batch_tokens": None},
+    "calibration": {"record_full": False, "kind": "published", "guard": None},
+    "train": {"optimizer": "adamw", "precision": "weights", "micro_batch_tokens": None, "momentum": 0.0},
 }
+
+#: Fields of one kind of calibration that the other does not read; looks only watch a run that is not steered by them.
+_SMOOTHING = ("ema_beta", "clip")
+_STEERING = ("loser_share", "look_every", "look_pairs")
 
 RUN_ID_LENGTH = 12  # hex digits: 48 bits, collisions are out of reach for any grid
 
@@ -32,6 +36,9 @@ def identity(config: RunConfig) -> dict[str, Any]:
         # Estimator and window stay: the band is recorded with or without calibration, in the same way.
         recorded = ("enabled", "scores", "granularity", "record_full")
         content["calibration"] = {name: content["calibration"][name] for name in recorded}
+    else:
+        inactive = _SMOOTHING if calibration.steers_by_update else _STEERING
+        content["calibration"] = {n: value for n, value in content["calibration"].items() if n not in inactive}
     kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
     if not (calibration.granularity == "microbatch" or kl_baseline):
         del content["train"]["micro_batch_size"]  # gradients are scaled exactly: 8x1 = 1x8

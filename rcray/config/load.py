@@ -90,6 +90,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def to_yaml(model: BaseModel) -> str:
+    """A resolved configuration as the text of its file."""
+    return yaml.safe_dump(model.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `base` with `over` on top; mappings are merged, everything else is replaced."""
     merged = dict(copy.deepcopy(dict(base)))

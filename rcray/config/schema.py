@@ -36,9 +36,27 @@ def open_short_forms(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class CalibrationConfig(Section):
-    """Reward calibration: whether, and how the four quantities are smoothed and bounded."""
+    """Reward calibration: whether, by what, and how what it steers by is measured.
+
+    `published` balances incentives against scores at the head or the last adapters, smoothed, as the paper does;
+    `update` steers by the update that the optimizer really makes, judged by pairs that were not trained on yet.
+    """
 
     enabled: bool = False
+    kind: Literal["published", "update"] = Field("published", description="the paper's calibration, or by the update")
+    loser_share: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="kind update: what of the margin's growth the loser gives; 1: the winner stays put",
+    )
+    guard: Positive | None = Field(
+        None, description="nats per answer token that the winner may fall before alpha steps back; update: 0.5 if open"
+    )
+    look_every: int = Field(
+        10, ge=0, description="steps between two looks at fresh pairs, which predict and judge the update; 0: never"
+    )
+    look_pairs: int = Field(8, ge=1, description="pairs of a look")
     ema_beta: float = Field(0.98, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
     clip: bool = Field(True, description="keep the calibrated ratio inside the instantaneous band")
     granularity: Literal["microbatch", "step"] = Field("microbatch", description="over what the statistics are taken")
@@ -48,6 +66,17 @@ class CalibrationConfig(Section):
     record_full: bool = Field(
         False, description="record the band over all parameters beside it, also written scores: [head, full]; slow"
     )
+
+    @model_validator(mode="after")
+    def _update_takes_looks(self) -> "CalibrationConfig":
+        if self.steers_by_update and self.look_every == 0:
+            raise ValueError("look_every 0: kind 'update' steers by looks; use 1 or more")
+        return self
+
+    @property
+    def steers_by_update(self) -> bool:
+        """Whether alpha comes from the update that is made."""
+        return self.enabled and self.kind == "update"
 
     @model_validator(mode="before")
     @classmethod
@@ -73,9 +102,11 @@ class TrainConfig(Section):
     learning_rate: Positive = 1e-6
     weight_decay: NonNegative = 0.0
     clip_norm: Positive = Field(1.0, description="gradient norm above which the gradient is scaled down")
-    optimizer: Literal["adamw", "adamw8bit"] = Field(
-        "adamw", description="adamw8bit keeps its moments in 8 bits (bitsandbytes), a quarter of the memory"
+    optimizer: Literal["adamw", "adamw8bit", "sgd"] = Field(
+        "adamw",
+        description="adamw8bit keeps its moments in 8 bits (bitsandbytes), a quarter of the memory; sgd is plain",
     )
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
     precision: Literal["weights", "bfloat16"] = Field(
         "weights", description="of the products: that of the weights, or bfloat16 autocast over float32 weights"
     )
@@ -182,6 +213,23 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _looks_can_be_taken(self) -> "RunConfig":
+        workers = max(1, self.execution.workers)
+        if self.calibration.look_every and self.calibration.look_pairs % workers:
+            raise ValueError(
+                f"calibration.look_pairs {self.calibration.look_pairs} counts pairs over all workers and is not a "
+                f"multiple of execution.workers {workers}"
+            )
+        if self.calibration.steers_by_update and self.train.optimizer == "adamw8bit":
+            raise ValueError(
+                "calibration.kind 'update' reads the optimizer's moments, which adamw8bit keeps in 8 bits; use "
+                "train.optimizer adamw or sgd, or calibration.kind published"
+            )
+        if self.train.momentum and self.train.optimizer != "sgd":
+            raise ValueError(f"train.momentum {self.train.momentum} is sgd's; {self.train.optimizer} has its own")
+        return self
+
+    @model_validator(mode="after")
     def _scores_are_of_what_is_trained(self) -> "RunConfig":
         allowed = ("adapters", "full") if self.model.trains_adapters else ("head", "sketch", "full")
         if self.calibration.scores not in allowed:
@@ -233,7 +281,7 @@ class RunConfig(Section):
     @property
     def label(self) -> str:
         """A name a person can read, as in `tiny-neox · dpo · RC`."""
-        rc = "RC" if self.calibration.enabled else "no RC"
+        rc = "RC update" if self.calibration.steers_by_update else "RC" if self.calibration.enabled else "no RC"
         return f"{self.model.label} · {self.objective.name} · {rc}"
 
     @property

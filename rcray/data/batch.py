@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from rcray.data.encoded import EncodedPair
-from rcray.data.schedule import Schedule, padding_share
+from rcray.data.schedule import LookSchedule, Schedule, padding_share
 
-__all__ = ["Batch", "Schedule", "Side", "collate", "padding_share"]
+__all__ = ["Batch", "LookSchedule", "Schedule", "Side", "collate", "padding_share"]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from rcray.config.schema import RunConfig
 from rcray.errors import ConfigError
 
+FIRST_LOOKS = 20  # steps that begin with a look each
 WINDOW_BATCHES = 64  # batches whose pairs are sorted together: more, less padding; fewer, more mixing
 
 
@@ -91,6 +92,53 @@ class Schedule:
                 )
             self._kept[epoch] = order
         return self._kept[epoch]
+
+
+@dataclass(frozen=True)
+class LookSchedule:
+    """Which pairs a look sees: such as will be trained on late in the epoch, so that they stay fresh until then.
+
+    Looks are taken every few steps, and at each of the first steps of a run, while an optimizer's moments build up.
+    """
+
+    schedule: Schedule
+    every: int
+    pairs: int
+
+    def rows(self, step: int) -> list[int] | None:
+        """Positions of the pairs of the look at this step; None where there is none. Later looks see later pairs.
+
+        They lie in the last quarter of the epoch. Where training has come there, the pairs of the next batch are taken;
+        after the last batch those that were trained on longest ago.
+        """
+        epoch, position = divmod(step, self.schedule.steps_per_epoch)
+        number = self._number(epoch, position)
+        if number is None:
+            return None
+        order = self.schedule._order(epoch)
+        size = self.schedule.batch_size
+        used = self.schedule.steps_per_epoch * size
+        count = min(self.pairs, used)
+        room = max(count, min(self._count(epoch) * count, used // 4 // count * count))
+        first = max(used - room + number * count % room, (position + 1) * size)
+        if first + count > used:
+            first = 0
+        return [int(row) for row in order[first : first + count]]
+
+    def _number(self, epoch: int, position: int) -> int | None:
+        """How many looks came before this one in its epoch; None where there is no look."""
+        dense = FIRST_LOOKS if epoch == 0 else 0
+        if position < dense:
+            return position
+        return None if position % self.every else self._up_to(dense, position)
+
+    def _count(self, epoch: int) -> int:
+        dense = min(FIRST_LOOKS, self.schedule.steps_per_epoch) if epoch == 0 else 0
+        return self._up_to(dense, self.schedule.steps_per_epoch)
+
+    def _up_to(self, dense: int, position: int) -> int:
+        """The dense looks and the regular ones between them and a position."""
+        return dense + -(-position // self.every) - -(-dense // self.every)
 
 
 def _generator(seed: int, epoch: int, step: int = 0) -> torch.Generator:

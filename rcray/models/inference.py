@@ -67,6 +67,16 @@ def pair_sums(
     return found
 
 
+def one_batch_sums(
+    model: Any, pairs: Sequence[EncodedPair], lengths: np.ndarray, index: Sequence[int], device: torch.device
+) -> Tensor:
+    """The same in one forward a side, always of one shape: for compiled blocks, and for shards that move together."""
+    batch = collate(pairs, index).to(device)
+    with torch.no_grad():
+        sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
+    return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
+
+
 def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None) -> Tensor:
     """Sums of both answers' log-probabilities and their lengths, [4, pairs], in one forward where the head is plain."""
     allowed = allowed or capabilities_of(model)

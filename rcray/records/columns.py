@@ -6,6 +6,7 @@ global batch, over all workers. Empty measurements are NaN (numbers) or "" (word
 row is taken after its update, so that the curves end where training ended.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,7 +50,27 @@ COLUMNS: tuple[Column, ...] = (
     Column("skipped", "str", "", "why calibration left the step alone, if it did", metric=False),
     Column("reversed", "bool", "", "both incentives negative: the update runs backwards"),
     Column("guarded", "float", "", "share of pairs in a documented continuation of the loss"),
-    Column("pathway_predicted", "str", "", "pathway the theorem predicts for this update", metric=False),
+    Column("pathway_head", "str", "", "pathway the theorem predicts at the scores (head or adapters)", metric=False),
+    Column("predicted_dz_w", "float", "<s_w, u>", "first-order move of z_w on fresh pairs since the last look"),
+    Column("predicted_dz_l", "float", "<s_l, u>", "first-order move of z_l on fresh pairs since the last look"),
+    Column("pathway_predicted", "str", "", "pathway of that move: the prediction, at looks", metric=False),
+    Column("next_dz_w", "float", "<s_w, u>", "move of z_w on fresh pairs that this one update makes, at looks"),
+    Column("next_dz_l", "float", "<s_l, u>", "move of z_l on fresh pairs that this one update makes, at looks"),
+    Column("batch_dz_w", "float", "<s_w, u>", "move of z_w on the batch itself, pairs weighed by incentive, at looks"),
+    Column("batch_dz_l", "float", "<s_l, u>", "move of z_l on the batch itself, pairs weighed by incentive, at looks"),
+    Column(
+        "true_band_lower", "float", "log r", "ratio at which the update leaves z_w of fresh pairs as it is, at looks"
+    ),
+    Column(
+        "true_band_upper", "float", "log r", "ratio at which the update leaves z_l of fresh pairs as it is, at looks"
+    ),
+    Column(
+        "fresh_drift_w", "float", "z_w - z_w(0)", "how far z_w of fresh pairs is from where training began, at looks"
+    ),
+    Column(
+        "fresh_drift_l", "float", "z_l - z_l(0)", "how far z_l of fresh pairs is from where training began, at looks"
+    ),
+    Column("guarding", "bool", "", "the winner of fresh pairs fell past the guard: calibration stepped back"),
     Column("log_s_w_full", "float", "log|s_w|", "winner score over all trained parameters, where asked for"),
     Column("log_s_l_full", "float", "log|s_l|", "loser score over all trained parameters, where asked for"),
     Column("rho_full", "float", "rho", "cosine of the scores over all trained parameters"),
@@ -79,6 +100,20 @@ PATHWAYS: dict[Pathway, str] = {
     "reversed": "the winner falls, the loser rises",
     "undefined": "no update to judge: both sides inactive, both scores zero, or a non-finite value",
 }
+
+
+def pathway_of(change_w: float, change_l: float) -> Pathway:
+    """The pathway of two likelihood changes, predicted or realised (paper, Table 2)."""
+    if math.isnan(change_w) or math.isnan(change_l):
+        return "undefined"
+    if change_w >= 0 and change_l <= 0:
+        return "iii"
+    if change_w > 0 and change_l > 0:
+        return "i"
+    if change_w < 0 and change_l < 0:
+        return "ii"
+    return "reversed"
+
 
 BY_NAME = {column.name: column for column in COLUMNS}
 METRICS = tuple(column.name for column in COLUMNS if column.metric)

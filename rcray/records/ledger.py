@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rcray.files import read_json, recover_json, write_json
 from rcray.records.parsing import parser
@@ -24,7 +25,8 @@ class LedgerEntry:
     seconds: float = 0.0
     in_band: float | None = None
     error: str = ""
-    note: str = ""  # what was changed so that the cell could run at all
+    note: str = ""  # what was changed so that the cell could run at all; that it lost its winner
+    varied: tuple[tuple[str, Any], ...] = ()  # the settings that distinguish it from its experiment's other cells
     doing: str = ""  # of a running cell: its phase, how far that is, rate and time left
 
 
@@ -59,7 +61,7 @@ class Ledger:
         return [f"{entry.label}: {entry.doing}" for entry in self.cells if entry.doing]
 
     def notes(self) -> list[str]:
-        """One line per cell that did not run as asked."""
+        """One line per cell that did not run as asked, or lost its winner."""
         return [f"* {entry.label}: {entry.note}" for entry in self.cells if entry.note]
 
 

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,19 @@ _FILES = {"model.safetensors", "optimizer.pt", "state.json"}
 
 @dataclass
 class Progress:
-    """Everything a resumed run must know that is not a tensor."""
+    """Everything a resumed run must know beside weights and optimizer."""
 
     step: int = 0
-    calibrator: dict[str, float] | None = None
-    last_probe: list[float] = field(default_factory=list)  # z_w, z_l
+    calibrator: dict[str, Any] | None = None
+    drift: list[float] = field(default_factory=list)  # of fresh pairs: both means and their weight
+    first_probe: list[float] = field(default_factory=list)  # z_w, z_l
+    last_probe: list[float] = field(default_factory=list)
     seconds: float = 0.0
     tokens: int = 0
     in_band_steps: int = 0
     best: list[float] = field(default_factory=list)  # accuracy and margin on the probe of the best model kept so far
+    #: Weights and scores of the last look, kept beside the optimizer; empty for a sharded model, which looks anew.
+    look: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,10 @@ def save_checkpoint(
             "optimizer": gathered.optimizer if gathered else optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
             "random": torch.get_rng_state(),
+            "look": progress.look,
         }
         torch.save(tensors, temporary / "optimizer.pt")
-        write_json(temporary / "state.json", asdict(progress))
+        write_json(temporary / "state.json", asdict(replace(progress, look={})))
         files = sorted(path.name for path in temporary.iterdir())
         write_json(temporary / "manifest.json", {name: measured(temporary / name) for name in files})
         for name in files:
@@ -126,7 +131,7 @@ def restore_newest(
         load_optimizer(optimizer, tensors["optimizer"])
         scheduler.load_state_dict(tensors["scheduler"])
         torch.set_rng_state(tensors["random"])
-        return Progress(**read_json(path / "state.json"))
+        return Progress(**{**read_json(path / "state.json"), "look": tensors.get("look", {})})
     return None
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from rcray.config import RunConfig, run_id
+from rcray.config.load import to_yaml
 from rcray.files import write_atomic
 from rcray.records.states import State
 from rcray.records.status import RunStatus
@@ -68,7 +67,7 @@ def launch(
         mirror.pull()
     if is_whole(run):
         return run.read_status()
-    write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    write_atomic(run.config, to_yaml(config))
 
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as TrainRunConfig

@@ -20,18 +20,17 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
-from torch import Tensor
 
 from rcray.calibration import pathway_of
+from rcray.calibration.update import Drift
 from rcray.config import RunConfig
-from rcray.data.batch import Schedule, collate
+from rcray.data.batch import LookSchedule, Schedule, collate
 from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.files import publish_directory, storage_fault
-from rcray.models.inference import pair_sums
-from rcray.models.likelihood import side_logps
+from rcray.models.inference import one_batch_sums, pair_sums
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
@@ -41,8 +40,10 @@ from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder, sound_until
+from rcray.train.fresh import FreshPairs
 from rcray.train.mirror import Mirror
 from rcray.train.profile import StepProfile
+from rcray.train.record import row_of
 from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
 
@@ -170,6 +171,7 @@ class Training:
     probe: EncodedPairs
     recorder: Recorder
     progress: Progress
+    fresh: FreshPairs | None = None  # None: no looks are taken
     profile: StepProfile | None = None
     standing: list[float] = field(default_factory=list)  # accuracy and margin of the last look at the probe
 
@@ -185,7 +187,8 @@ class Training:
             ]
             try:
                 with self.profile.step() if self.profile else nullcontext():
-                    row = optimizer_step(self.state, batches, step + 1)
+                    fresh = self.fresh.at(step) if self.fresh else None
+                    row = row_of(optimizer_step(self.state, batches, step + 1, fresh))
             except DegenerateRunError:
                 self.recorder.flush()  # the way to the collapse; a resumed run would rewind it
                 raise
@@ -220,6 +223,9 @@ class Training:
         )
         if self.state.calibrator is not None:
             self.state.calibrator.load_state_dict(self.progress.calibrator)
+        self.state.drift = Drift(*self.progress.drift)
+        if self.state.looks is not None:
+            self.state.looks.restore(self.progress.look, self.state.calibrator)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
             self._write_status(State.RUNNING)
@@ -227,25 +233,20 @@ class Training:
 
     def _probe(self) -> dict[str, Any]:
         """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
-        policy = self.state.policy
+        policy, execution = self.state.policy, self.job.config.execution
         mean = policy.likelihood == "mean"
         with torch.no_grad(), policy.precision():
-            sum_w, sum_l, n_w, n_l = self._probe_sums()
+            one_shape = execution.compile or execution.parallel == "fsdp"  # by way of the plain rows
+            look = one_batch_sums if one_shape else pair_sums
+            pairs = self.probe.pairs
+            sum_w, sum_l, n_w, n_l = look(policy.model, pairs, self.probe.lengths, range(len(pairs)), policy.device)
             z_w, z_l = (sum_w / n_w, sum_l / n_l) if mean else (sum_w, sum_l)
         z = [z_w.mean().item(), z_l.mean().item()]
         self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
+        self.progress.first_probe = self.progress.first_probe or z
         realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""
         return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
-
-    def _probe_sums(self) -> Tensor:
-        """Sums and lengths of both answers of every probe pair, [4, pairs]."""
-        policy, pairs, execution = self.state.policy, self.probe.pairs, self.job.config.execution
-        if execution.compile or execution.parallel == "fsdp":  # one shape, by way of the plain rows
-            batch = collate(pairs, range(len(pairs))).to(policy.device)
-            sides = [side_logps(policy.model, side) for side in (batch.chosen, batch.rejected)]
-            return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
-        return pair_sums(policy.model, pairs, self.probe.lengths, range(len(pairs)), policy.device)
 
     def _save(self, last: bool) -> None:
         """Records first, then the checkpoint that vouches for them; at the end the model in place of checkpoints."""
@@ -256,6 +257,8 @@ class Training:
         better = execution.keep_best and self._is_best(probed=last)
         if self.rank == 0:
             self.progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
+            self.progress.drift = [state.drift.w, state.drift.l, state.drift.weight]
+            self.progress.look = state.looks.last if state.looks and gathered is None else {}
             self.recorder.flush()
             if better:
                 publish_model(self.loaded, run.best, weights)
@@ -285,6 +288,14 @@ class Training:
             self.progress.best = self.standing
         return better
 
+    def _winner_drift(self) -> float | None:
+        """How far the probe's winners are from where they began, per token; None before the second look."""
+        first, last = self.progress.first_probe, self.progress.last_probe
+        if not first or not last:
+            return None
+        tokens = float(self.probe.chosen.response.sum()) / len(self.probe.index)
+        return (last[0] - first[0]) / (1.0 if self.state.policy.likelihood == "mean" else tokens)
+
     def _over_workers(self, count: int) -> int:
         reduce = self.state.workers.reduce
         return count if reduce is None else int(reduce.sum(torch.tensor(count)))
@@ -307,6 +318,7 @@ class Training:
             seconds=round(progress.seconds, 3),
             tokens=progress.tokens,
             in_band=progress.in_band_steps / progress.step if progress.step else None,
+            winner_drift=self._winner_drift(),
             best=Standing(*progress.best) if progress.best else None,
             data=self.data.report.summary(),
             data_fingerprint=self.data.fingerprint(),
@@ -331,10 +343,15 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     data, held_out = prepared.train, prepared.held_out
     probe = EncodedPairs(held_out.pairs[: config.train.probe_pairs], held_out.report)
     schedule = Schedule.of(config, len(data.pairs), data.lengths)
-    state = step_state(config, job.store, loaded, data, schedule, device, workers)
+    state = step_state(config, job.store, loaded, data, schedule, device, workers, rank)
+    fresh = None
+    if state.looks is not None:
+        plan = LookSchedule(schedule, config.calibration.look_every, config.calibration.look_pairs)
+        portion = max(1, config.train.micro_batch_size // workers)
+        fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
     recorder = Recorder(job.run.dynamics)
-    return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), profile=watch)
+    return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), fresh, watch)
 
 
 def publish_model(loaded: LoadedModel, target: Path, weights: dict[str, torch.Tensor] | None = None) -> None:

@@ -219,6 +219,27 @@ class CutPart:
             self.cut.below.backward(self.above * seeds[:, None, None].to(self.above.dtype))
 
 
+class PlainPart:
+    """No scores: a forward and its ordinary backward."""
+
+    def __init__(self, model: nn.Module, layout: Layout, mlp: nn.Module | None):
+        self.graph, _ = answer_logps(model, layout, mlp=mlp)
+        self.logp = self.graph.detach()
+        self.layout = layout
+
+    def begin(self, weights: Tensor) -> None:
+        """Keeps the weights."""
+        self.weights = weights
+
+    def scores(self) -> SideScores:
+        """None are measured."""
+        return SideScores([], [])
+
+    def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
+        """From the log-probabilities."""
+        self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))
+
+
 class WatchedPart:
     """Scores at the last block's adapters from an ordinary backward, for runs whose seeds are not rescaled."""
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from rcray.calibration import Calibrator, score_parameters
+from rcray.calibration.update import WINNER_GUARD, UpdateCalibrator
 from rcray.config import RunConfig
-from rcray.config.schema import TrainConfig
+from rcray.config.schema import CalibrationConfig, TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError
@@ -21,6 +22,7 @@ from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
 from rcray.objectives import build_objective
 from rcray.store import Store
+from rcray.train.look import Looks
 from rcray.train.micro import Policy
 from rcray.train.parallel import ProcessGroup, clip_norm, shard, sum_gradients
 from rcray.train.parts import may_share_prompts, score_source
@@ -35,6 +37,7 @@ def step_state(
     schedule: Schedule,
     device: torch.device,
     workers: int,
+    rank: int = 0,
 ) -> StepState:
     """Everything a step needs; the reference is computed or found before the model is sharded."""
     calibration, train, execution, model = config.calibration, config.train, config.execution, loaded.model
@@ -73,19 +76,25 @@ def step_state(
         shard(model, mixed=torch.bfloat16 if train.precision == "bfloat16" else None)
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
+    policy = Policy(
+        model=model,
+        objective=objective,
+        likelihood=config.likelihood,
+        reference=reference,
+        live_reference=live,
+        share_prompts=sharing,
+        window=allowed.window,
+        short_mlp=short_mlp,
+        precision=precision_of(train, device),
+        device=device,
+    )
+    group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
+    looks = None
+    if calibration.look_every:
+        reduce, summed = group.reduce, group.sum_gradients
+        looks = Looks(policy, optimizer, train.clip_norm, rank=rank, reduce=reduce, sum_gradients=summed)
     return StepState(
-        policy=Policy(
-            model=model,
-            objective=objective,
-            likelihood=config.likelihood,
-            reference=reference,
-            live_reference=live,
-            share_prompts=sharing,
-            window=allowed.window,
-            short_mlp=short_mlp,
-            precision=precision_of(train, device),
-            device=device,
-        ),
+        policy=policy,
         scoring=Scoring(
             per_micro_batch=calibration.granularity == "microbatch",
             source=source,
@@ -100,9 +109,29 @@ def step_state(
             clip_norm=train.clip_norm,
             clip=clip_norm if sharded else torch.nn.utils.clip_grad_norm_,
         ),
-        calibrator=Calibrator(calibration.ema_beta, clip=calibration.clip) if calibration.enabled else None,
-        workers=Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers(),
+        calibrator=calibrator_of(calibration),
+        workers=group,
+        looks=looks,
+        guard=guard_of(config, data),
     )
+
+
+def calibrator_of(calibration: CalibrationConfig) -> Calibrator | UpdateCalibrator | None:
+    """What decides about alpha."""
+    if not calibration.enabled:
+        return None
+    if calibration.kind == "update":
+        return UpdateCalibrator(calibration.loser_share)
+    return Calibrator(calibration.ema_beta, clip=calibration.clip)
+
+
+def guard_of(config: RunConfig, data: EncodedPairs) -> float | None:
+    """How far the winner may fall, in the unit of the run's likelihoods; None where nobody watches."""
+    calibration = config.calibration
+    per_token = calibration.guard or (WINNER_GUARD if calibration.steers_by_update else None)
+    if not calibration.enabled or per_token is None:
+        return None
+    return per_token if config.likelihood == "mean" else per_token * float(data.lengths[:, 1].mean())
 
 
 def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
@@ -123,7 +152,9 @@ def precision_of(train: TrainConfig, device: torch.device) -> Callable[[], Abstr
 
 
 def build_optimizer(trained: list[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW, with its moments in 32 or in 8 bits."""
+    """Plain descent, or AdamW with its moments in 32 or in 8 bits."""
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(trained, train.learning_rate, train.momentum, weight_decay=train.weight_decay)
     if train.optimizer == "adamw":
         return torch.optim.AdamW(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
     try:

@@ -1,19 +1,20 @@
-"""One optimizer step: likelihoods, incentives and scores, calibration, backward, clip, update, record.
+"""One optimizer step: likelihoods, incentives and scores, calibration, backward, clip, update.
 
 Legend
   window     the pairs one set of statistics is taken over: a micro-batch, or the whole step
   seed       dL/dz per pair, the start of the backward; the winner's is scaled by alpha, the loser's by 1/alpha
   branch     the gradient that flows through one side alone; chosen and rejected are forwarded apart, so the two
              branches cost one backward together, and alpha may be known only after both
+  look       scores of pairs not yet trained on, every few steps: they judge the updates made and the one to come
 
 All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 and one worker = two. How a micro-batch
-goes through the model, and how its scores are read off, is in micro.py.
+goes through the model, and how its scores are read off, is in micro.py; looks are in look.py, the record in record.py.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,18 +22,22 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from rcray.calibration import Calibration, Calibrator, Reduce, mean_incentives, observe, predicted_pathway
-from rcray.calibration.band import from_products, statistics, summarise
+from rcray.calibration import Calibrator, Reduce, mean_incentives, observe
+from rcray.calibration.band import Statistics, from_products, statistics, summarise
 from rcray.calibration.scores import Gradients, Products, SideScores
+from rcray.calibration.update import Drift, Foreseen, Move, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
 from rcray.objectives.base import Incentives, PairLogps, incentives
 from rcray.train.extra_gradients import ExtraGradients
+from rcray.train.look import Fresh, Look, Looks
 from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradients, of_both_sides
 from rcray.train.parts import HeadPart, ScoreSource
 from rcray.train.profile import PHASE
+from rcray.train.record import Decision, Judged, StepOutcome
 
 Micro = ReadOff | ExtraGradients
+Branches = tuple[Gradients, Gradients]  # the gradient's parts through the chosen and through the rejected answers
 
 
 @dataclass
@@ -79,8 +84,16 @@ class StepState:
     policy: Policy
     scoring: Scoring
     update: Update
-    calibrator: Calibrator | None = None  # None: the band is recorded, nothing is rescaled
+    calibrator: Calibrator | UpdateCalibrator | None = None  # None: the band is recorded, nothing is rescaled
     workers: Workers = field(default_factory=Workers)
+    looks: Looks | None = None
+    drift: Drift = field(default_factory=Drift)  # of pairs not yet trained on, since training began
+    guard: float | None = None  # nats that their winners may fall before calibration steps back; None: any
+
+    @property
+    def guarding(self) -> bool:
+        """Whether the winner fell past the guard."""
+        return self.guard is not None and self.drift.mean.w < -self.guard
 
 
 @dataclass
@@ -98,28 +111,25 @@ class Window:
     tokens: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # real, computed
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What was decided for a window, and how other scores see the update, where they were asked for."""
-
-    calibration: Calibration
-    full: Calibration | None = None  # over all parameters
-    exact: Calibration | None = None  # by the scores that a sketch estimates
-
-
-def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dict[str, Any]:
-    """Makes one update from the micro-batches of this worker and returns its record."""
+def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh: Fresh | None = None) -> StepOutcome:
+    """Makes one update from the micro-batches of this worker; with fresh pairs, it is judged by them."""
     started = time.perf_counter()
     update, scoring, workers = state.update, state.scoring, state.workers
     update.optimizer.zero_grad(set_to_none=True)
+    look = _take_look(state, fresh)
+    branches: Branches | None = ([], []) if look else None
+    log_alpha = 0.0 if look else _factor_between_looks(state)
     decisions, sums = [], torch.zeros(8, dtype=torch.float64)
     checks_sketch = bool(scoring.check_sketch_every) and (step - 1) % scoring.check_sketch_every == 0
     for part in [[b] for b in batches] if scoring.per_micro_batch else [list(batches)]:
         window = Window(sum(len(batch.index) for batch in part) * workers.count, checks_sketch)
-        decisions.append(_backward(state, part, window, step))
+        decisions.append(_backward(state, part, window, step, log_alpha, branches))
         sums += torch.cat([window.recorded, window.tokens])
 
-    if workers.sum_gradients:
+    judged = None
+    if look and branches:
+        judged, log_alpha = _join_branches(state, look, branches, decisions)
+    elif workers.sum_gradients:
         with record_function(PHASE + "workers"):
             workers.sum_gradients([p.grad for p in update.parameters if p.grad is not None])
     with record_function(PHASE + "clip"):
@@ -133,49 +143,117 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int) -> dic
         update.optimizer.step()
     update.scheduler.step()
     *recorded, real, computed = (sums if workers.reduce is None else workers.reduce.sum(sums)).tolist()
-    exact = _record_beside("exact", [d.exact for d in decisions])
-    return {
-        **_record([d.calibration for d in decisions], recorded, update.batch_size),
-        **_record_beside("full", [d.full for d in decisions]),
-        "rho_exact": exact["rho_exact"],
-        "log_r_star_exact": exact["log_r_star_exact"],
-        "grad_norm": norm,
-        "learning_rate": rate,
-        "padding": 1 - real / computed,
-        "seconds": time.perf_counter() - started,
-    }
+    guarding = state.guarding
+    if state.policy.reference is not None:  # the batch before it was trained on: fresh pairs, too
+        state.drift.add(update.batch_size, Move(recorded[3] / update.batch_size, recorded[4] / update.batch_size))
+    if isinstance(state.calibrator, UpdateCalibrator):
+        decisions = [replace(d, calibration=replace(d.calibration, log_alpha=log_alpha)) for d in decisions]
+    return StepOutcome(
+        decisions=decisions,
+        sums=recorded,
+        pairs=update.batch_size,
+        grad_norm=norm,
+        learning_rate=rate,
+        padding=1 - real / computed,
+        guarding=guarding,
+        judged=judged,
+        seconds=time.perf_counter() - started,
+    )
 
 
-def _backward(state: StepState, batches: Sequence[Batch], window: Window, step: int) -> Decision:
-    """Adds a window's gradient to the parameters.
+def _take_look(state: StepState, fresh: Fresh | None) -> Look | None:
+    """Scores of fresh pairs before anything else happens to the weights."""
+    if fresh is None or state.looks is None:
+        return None
+    with record_function(PHASE + "look"):
+        look = state.looks.take(fresh)
+    state.drift.add(look.pairs, look.drift)
+    return look
 
-    Without calibration each micro-batch goes backward at once. With it alpha must be known first: that of one
-    micro-batch is, after its forward; over several, both branches are kept until the last.
+
+def _factor_between_looks(state: StepState) -> float:
+    """log alpha that is known before the batch is; 0 where it is left to the batch's own statistics."""
+    if not isinstance(state.calibrator, UpdateCalibrator) or state.looks is None:
+        return 0.0
+    preview = state.looks.preview()
+    assert preview is not None  # refused in the configuration
+    return state.calibrator.decide(preview, state.looks.coordinates.total, state.drift.mean, guarding=state.guarding)
+
+
+def _join_branches(
+    state: StepState, look: Look, branches: Branches, decisions: Sequence[Decision]
+) -> tuple[Judged, float]:
+    """Makes the gradient of its two parts, and asks the look what the update will do."""
+    assert state.looks is not None
+    with record_function(PHASE + "look"):
+        if state.workers.sum_gradients:
+            for side in branches:
+                state.workers.sum_gradients(side)
+        foreseen = state.looks.foresee(look, *branches)
+        log_alpha = 0.0
+        if isinstance(state.calibrator, UpdateCalibrator) and foreseen is not None:
+            state.calibrator.look(foreseen)
+            log_alpha = state.calibrator.decide(
+                foreseen.preview, foreseen.total, state.drift.mean, guarding=state.guarding
+            )
+        judged = _judge(look, foreseen, log_alpha, decisions)
+        for parameter, from_w, from_l in zip(state.update.parameters, *branches, strict=True):
+            parameter.grad = from_w.mul_(math.exp(log_alpha)).add_(from_l, alpha=math.exp(-log_alpha))
+    return judged, log_alpha
+
+
+def _judge(look: Look, foreseen: Foreseen | None, log_alpha: float, decisions: Sequence[Decision]) -> Judged:
+    if foreseen is None:
+        return Judged(look)
+    scaled = [d.calibration.calibrated for d in decisions]
+    weight_w = sum(s.sign_w * math.exp(s.log_d_w) for s in scaled) / len(scaled)
+    weight_l = sum(s.sign_l * math.exp(s.log_d_l) for s in scaled) / len(scaled)
+    own = foreseen.own_move(log_alpha, weight_w, weight_l)
+    here = sum(s.log_r for s in scaled) / len(scaled)
+    lower, upper = (here + 2 * edge for edge in foreseen.band())
+    return Judged(look, own, foreseen.move(log_alpha), (lower, upper))
+
+
+def _backward(
+    state: StepState, batches: Sequence[Batch], window: Window, step: int, log_alpha: float, branches: Branches | None
+) -> Decision:
+    """Adds a window's gradient to the parameters, or its parts to the branches of the step where those are given.
+
+    Where alpha is known beforehand each micro-batch goes backward at once. With the published calibration it is known
+    after the forward of a window's only micro-batch; over several, both branches are kept until the last.
     """
-    calibrating, parameters = state.calibrator is not None, state.update.parameters
-    apart = calibrating and len(batches) > 1
-    branches: tuple[Gradients, Gradients] = ([], [])
-    for batch in batches:
-        micro = _forward(state, batch, window, apart=apart)
-        seed_w, seed_l = _seeds(state, batch, micro.pairs, window, step)
-        if calibrating or isinstance(micro, ExtraGradients):
-            _add_scores(state.scoring, micro, window)
-        if apart:
-            with record_function(PHASE + "backward"):
-                micro.branches(seed_w, seed_l, branches, parameters)
-        elif not calibrating:
-            with record_function(PHASE + "backward"):
+    published, parameters = isinstance(state.calibrator, Calibrator), state.update.parameters
+    several = published and len(batches) > 1
+    kept: Branches = ([], [])
+
+    def go(micro: Micro, seed_w: Tensor, seed_l: Tensor) -> None:
+        with record_function(PHASE + "backward"):
+            if several or branches is not None:
+                micro.branches(seed_w, seed_l, kept if branches is None else branches, parameters)
+            else:
                 micro.backward(seed_w, seed_l)
-            if isinstance(micro, ReadOff):
-                _add_scores(state.scoring, micro, window)
+
+    up, down = math.exp(log_alpha), math.exp(-log_alpha)
+    for batch in batches:
+        micro = _forward(state, batch, window, apart=several or branches is not None)
+        seed_w, seed_l = _seeds(state, batch, micro.pairs, window, step)
+        if published or isinstance(micro, ExtraGradients):
+            _add_scores(state.scoring, micro, window)
+        if several or not published:
+            go(micro, seed_w * up, seed_l * down)
+        if not published and isinstance(micro, ReadOff):
+            _add_scores(state.scoring, micro, window)
     decision = _decide(state, window)
     alpha = decision.calibration.alpha
-    if apart:
-        for parameter, from_w, from_l in zip(parameters, *branches, strict=True):
+    if several and branches is None:
+        for parameter, from_w, from_l in zip(parameters, *kept, strict=True):
             parameter.grad = from_w.mul_(alpha).add_(from_l, alpha=1 / alpha)
-    elif calibrating:
-        with record_function(PHASE + "backward"):
-            micro.backward(seed_w * alpha, seed_l / alpha)
+    elif several and branches is not None:
+        for side, factor in zip(branches, (alpha, 1 / alpha), strict=True):
+            for gradient in side:
+                gradient.mul_(factor)
+    elif published:
+        go(micro, seed_w * alpha, seed_l / alpha)
     return decision
 
 
@@ -183,7 +261,7 @@ def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> 
     """Forwards a micro-batch; `apart`: each side in a graph of its own."""
     policy, source = state.policy, state.scoring.source
     alone = not apart and state.workers.count == 1 and window.pairs == len(batch.index)
-    adapters = CutPart if state.calibrator else WatchedPart
+    adapters = CutPart if isinstance(state.calibrator, Calibrator) else WatchedPart
 
     def part(layout: Any, weights: Tensor | None) -> Any:
         assert source is not None
@@ -239,14 +317,13 @@ def _decide(state: StepState, window: Window) -> Decision:
     else:
         scores = summarise(window.scores.w, window.scores.l, reduce, pairs=window.pairs)
     stats = statistics(*means, scores)
-    decision = state.calibrator.update(stats) if state.calibrator else observe(stats)
+    decision = state.calibrator.update(stats) if isinstance(state.calibrator, Calibrator) else observe(stats)
+    if state.guarding:  # back to the objective's own ratio, if calibration weighs the winner less
+        decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
 
-    def seen_by(other: SideScores) -> Calibration | None:
-        """The update that is made, from other scores."""
-        if not other.w:
-            return None
-        scores = summarise(other.w, other.l, reduce, pairs=window.pairs)
-        return observe(statistics(*means, scores).scaled(decision.log_alpha))
+    def seen_by(other: SideScores) -> Statistics | None:
+        """The same objective, from other scores."""
+        return statistics(*means, summarise(other.w, other.l, reduce, pairs=window.pairs)) if other.w else None
 
     return Decision(decision, full=seen_by(window.full), exact=seen_by(window.exact))
 
@@ -270,56 +347,3 @@ def _sums(policy: Policy, batch: Batch, pairs: PairLogps, loss: Tensor, step: in
             policy.objective.guarded(pairs).to(loss.dtype),
         ]
         return torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
-
-
-def _record_beside(kind: str, decisions: Sequence[Calibration | None]) -> dict[str, float]:
-    """The band by other scores, averaged over the windows; NaN where it was not asked for."""
-    names = [f"{name}_{kind}" for name in ("log_s_w", "log_s_l", "rho", "log_r_star", "band_lower", "band_upper")]
-    seen = [d for d in decisions if d is not None]
-    if not seen:
-        return dict.fromkeys((*names, f"in_band_{kind}"), math.nan)
-    rows = [
-        (d.stats.log_s_w, d.stats.log_s_l, d.stats.rho, d.band.log_r_star, d.band.lower, d.band.upper) for d in seen
-    ]
-    means = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-    return {**dict(zip(names, means, strict=True)), f"in_band_{kind}": float(all(bool(d.in_band) for d in seen))}
-
-
-def _record(decisions: Sequence[Calibration], sums: Sequence[float], pairs: int) -> dict[str, Any]:
-    """Means over the step; with several windows, logs and incentives are averaged over them."""
-    loss, z_w, z_l, zt_w, zt_l, guarded = (value / pairs for value in sums)
-
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
-    last = decisions[-1]
-    logs = {
-        name: mean([getattr(d.stats, name) for d in decisions])
-        for name in ("log_d_w", "log_d_l", "log_s_w", "log_s_l", "rho")
-    }
-    slacks = [d.slack for d in decisions]  # the step is in the band when all its windows are
-    skipped = next((d.skipped for d in decisions if d.skipped), None)
-    return {
-        "loss": loss,
-        "z_w": z_w,
-        "z_l": z_l,
-        "zt_w": zt_w,
-        "zt_l": zt_l,
-        "margin": z_w - z_l,
-        "d_w": mean([d.stats.sign_w * math.exp(d.stats.log_d_w) for d in decisions]),
-        "d_l": mean([d.stats.sign_l * math.exp(d.stats.log_d_l) for d in decisions]),
-        **logs,
-        "log_r_base": mean([d.stats.log_r for d in decisions]),
-        "log_r": mean([d.calibrated.log_r for d in decisions]),
-        "log_r_star": mean([d.band.log_r_star for d in decisions]),
-        "band_lower": mean([d.band.lower for d in decisions]),
-        "band_upper": mean([d.band.upper for d in decisions]),
-        "slack": math.nan if any(map(math.isnan, slacks)) else min(slacks),
-        "in_band": all(bool(d.in_band) for d in decisions),
-        "log_alpha": mean([d.log_alpha for d in decisions]),
-        "clipped": mean([float(d.clipped) for d in decisions]),
-        "skipped": skipped or "",
-        "reversed": any(d.stats.reversed for d in decisions),
-        "guarded": guarded,
-        "pathway_predicted": predicted_pathway(last.calibrated),
-    }

@@ -24,9 +24,13 @@ def weights(store, config):
     return load_file(store.run(run_id(config)).final / "model.safetensors")
 
 
-@pytest.mark.parametrize("objective", ["cpo", "dil-bce", "ti-dpo", "tdpo"])
-def test_resumed_equals_uninterrupted_bit_for_bit(store, tmp_path, model_cache, objective):
-    config = small_config(objective=objective, calibration=True)
+@pytest.mark.parametrize(
+    ("objective", "kind"),
+    [("cpo", "published"), ("dil-bce", "published"), ("tdpo", "published"), ("dpo", "update"), ("ti-dpo", "update")],
+)
+def test_resumed_equals_uninterrupted_bit_for_bit(store, tmp_path, model_cache, objective, kind, monkeypatch):
+    monkeypatch.setattr("rcray.data.schedule.FIRST_LOOKS", 2)  # so that a run is resumed between two looks
+    config = small_config(objective=objective, calibration={"enabled": True, "kind": kind, "look_every": 4})
     launch(config, store)
 
     other = Store.open(tmp_path / "interrupted")
@@ -53,14 +57,16 @@ def test_a_finished_run_is_left_alone(store):
     assert final.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("objective", ["dpo", "cpo", "simpo", "dil-lsif"])
-def test_eight_micro_batches_of_one_equal_one_of_eight(store, tmp_path, objective):
+@pytest.mark.parametrize(
+    ("objective", "kind"), [("cpo", "published"), ("dil-lsif", "published"), ("dpo", "update"), ("simpo", "update")]
+)
+def test_eight_micro_batches_of_one_equal_one_of_eight(store, tmp_path, objective, kind):
     """With statistics over the whole step, how it is cut into micro-batches does not matter."""
     results = []
     for micro in (1, 8):
         config = small_config(
             objective=objective,
-            calibration={"enabled": True, "granularity": "step"},
+            calibration={"enabled": True, "kind": kind, "granularity": "step"},
             train={"micro_batch_size": micro},
         )
         place = Store.open(tmp_path / f"micro-{micro}")
@@ -69,7 +75,8 @@ def test_eight_micro_batches_of_one_equal_one_of_eight(store, tmp_path, objectiv
         results.append((weights(place, config), records(place, config)))
     (weights_1, records_1), (weights_8, records_8) = results
     for name in ("loss", "z_w", "log_r", "log_r_star", "rho", "log_alpha", "grad_norm"):
-        assert (records_1[name] - records_8[name]).abs().max() < 1e-4, name
+        # Adam's first update is the sign of a gradient: where a look foresees it, the last bit of an entry may turn it.
+        assert (records_1[name] - records_8[name]).abs().max() < (1e-3 if kind == "update" else 1e-4), name
     # Adam divides by the root of tiny second moments, so weights agree less tightly than gradients.
     assert max((weights_1[n] - weights_8[n]).abs().max() for n in weights_1) < 1e-4
 
@@ -117,6 +124,7 @@ def test_without_calibration_it_is_the_plain_objective_bit_for_bit(store, object
         objective=objective,
         model={"method": method, "lora": {"r": 4, "alpha": 8}},
         execution={"prompt_sharing": sharing},
+        calibration={"look_every": 0},
     )
     ours = prepare(Job(config, store, run_id(config), "a"), 0, 1)
     ours.start()

@@ -1,13 +1,12 @@
 """Two workers, with whole or with sharded models, make the step one process makes; checkpoints fit them all."""
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rcray.calibration import Calibrator
+from rcray.calibration.update import UpdateCalibrator
 from rcray.config.model import ModelConfig
 from rcray.models.capabilities import capabilities_of
 from rcray.models.load import load_model
@@ -15,16 +14,20 @@ from rcray.models.reference import ReferenceLogps
 from rcray.objectives import objective
 from rcray.train import parallel
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
+from rcray.train.look import Fresh, Looks
 from rcray.train.micro import Policy
 from rcray.train.parts import score_source
+from rcray.train.record import row_of
 from rcray.train.sharded import is_sharded, whole_weights
 from rcray.train.step import Scoring, StepState, Update, Workers, optimizer_step
 from tests.math.test_one_backward import half, make_batch
+from tests.ray.heads import free_ports
 
 PAIRS = 4
+CASES = {"full": "tiny-neox", "lora": "tiny-mistral"}
 
 
-def build(directory, method, way):
+def build(directory, method, way, kind="published"):
     config = ModelConfig(name=directory, method=method, lora={"r": 4, "alpha": 8})
     model = load_model(config, None, seed=1).model
     torch.manual_seed(3)
@@ -47,22 +50,40 @@ def build(directory, method, way):
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     clip = parallel.clip_norm if way == "fsdp" else torch.nn.utils.clip_grad_norm_
+    workers = Workers() if way == "one" else Workers(2, parallel.ProcessGroup(), parallel.sum_gradients)
+    together = {"reduce": workers.reduce, "sum_gradients": workers.sum_gradients}
+    rank = 0 if way == "one" else dist.get_rank()
     return StepState(
         policy=policy,
         scoring=Scoring(per_micro_batch=True, source=source),
         update=Update(optimizer, schedule, batch_size=PAIRS, clip_norm=0.5, clip=clip),
-        calibrator=Calibrator(0.9),
-        workers=Workers() if way == "one" else Workers(2, parallel.ProcessGroup(), parallel.sum_gradients),
+        calibrator=Calibrator(0.9) if kind == "published" else UpdateCalibrator(),
+        workers=workers,
+        looks=Looks(policy, optimizer, 0.5, rank=rank, **together) if kind == "update" else None,
     )
 
 
 def steps(state, batch, count):
-    return [optimizer_step(state, [batch], step + 1) for step in range(count)]
+    return [row_of(optimizer_step(state, [batch], step + 1)) for step in range(count)]
 
 
-def worker(rank, port, directory, method, results):
+def looking_steps(state, batch, fresh):
+    """A look at the first and at the third of four steps."""
+    looks = {0: fresh, 2: fresh}
+    return [row_of(optimizer_step(state, [batch], step + 1, looks.get(step))) for step in range(4)]
+
+
+def worker(rank, port, cache, results):
+    """One of two processes: every case in turn, since starting takes longer."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for method, architecture in CASES.items():
+        (results / method).mkdir(exist_ok=True)
+        train(rank, str(cache / architecture), method, results / method)
+    dist.destroy_process_group()
+
+
+def train(rank, directory, method, results):
     whole, mine = make_batch(), half(make_batch(), [rank, rank + 2])
     rows, weights = {}, {}
     for way in ("one", "ddp", "fsdp"):
@@ -70,6 +91,10 @@ def worker(rank, port, directory, method, results):
         rows[way] = steps(state, whole if way == "one" else mine, 3)
         weights[way] = whole_weights(state.policy.model, trained_only=True)
         assert is_sharded(state.policy.model) == (way == "fsdp")
+        state = build(directory, method, way, "update")
+        batch = whole if way == "one" else mine
+        fresh = Fresh([batch], PAIRS, torch.full((2, len(batch.index)), -20.0, dtype=torch.float64))
+        rows[f"{way}, update"] = looking_steps(state, batch, fresh)
 
     # Two steps, a checkpoint, and the third step in a new model: as if nothing had happened, sharded or whole.
     state = build(directory, method, "fsdp")
@@ -89,23 +114,26 @@ def worker(rank, port, directory, method, results):
     if rank == 0:
         torch.save({"rows": rows, "weights": weights}, results / "found.pt")
     dist.barrier()
-    dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module")
+def trained(quick_cache, tmp_path_factory):
+    results = tmp_path_factory.mktemp("workers")
+    mp.spawn(worker, (*free_ports(1), quick_cache, results), nprocs=2)
+    return results
 
 
-@pytest.mark.parametrize(("method", "architecture"), [("full", "tiny-neox"), ("lora", "tiny-mistral")])
-def test_whole_or_sharded_it_is_one_training(quick_cache, tmp_path, method, architecture):
-    mp.spawn(worker, (free_port(), str(quick_cache / architecture), method, tmp_path), nprocs=2)
-    found = torch.load(tmp_path / "found.pt", weights_only=True)
+@pytest.mark.parametrize("method", CASES)
+def test_whole_or_sharded_it_is_one_training(trained, method):
+    found = torch.load(trained / method / "found.pt", weights_only=True)
     for way in ("ddp", "fsdp"):
         for expected, got in zip(found["rows"]["one"], found["rows"][way], strict=True):
             for name in ("loss", "z_w", "rho", "log_s_w", "log_r", "log_alpha", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (way, name)
+        for expected, got in zip(found["rows"]["one, update"], found["rows"][f"{way}, update"], strict=True):
+            for name in ("log_alpha", "predicted_dz_w", "next_dz_l", "batch_dz_w", "fresh_drift_w", "grad_norm"):
+                assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-3, nan_ok=True), (way, name)
+    assert any(row["log_alpha"] for row in found["rows"]["one, update"])
     start = found["weights"]["one"]
     for way in ("ddp", "fsdp", "resumed fsdp", "resumed ddp"):
         got = found["weights"][way]

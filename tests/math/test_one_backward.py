@@ -23,6 +23,7 @@ from rcray.train import step as step_module
 from rcray.train.extra_gradients import pair_logps
 from rcray.train.micro import Policy
 from rcray.train.parts import may_share_prompts, score_source
+from rcray.train.record import row_of
 from rcray.train.step import Scoring, StepState, Update, optimizer_step
 
 OBJECTIVES = [str(params.model_fields["name"].default) for params in BUILT_IN]
@@ -235,8 +236,8 @@ def test_a_sketch_is_checked_against_the_exact_scores(quick_cache, window, calib
         for estimator in ("head", "sketch")
     )
     sketched.scoring.check_sketch_every = 2
-    expected = optimizer_step(exact, batches, 1)
-    rows = [optimizer_step(sketched, batches, step) for step in (1, 2, 3)]
+    expected = row_of(optimizer_step(exact, batches, 1))
+    rows = [row_of(optimizer_step(sketched, batches, step)) for step in (1, 2, 3)]
     for row in (rows[0], rows[2]):
         assert row["rho_exact"] == pytest.approx(expected["rho"], abs=1e-9)
         assert row["log_r_star_exact"] == pytest.approx(expected["log_r_star"], abs=1e-9)

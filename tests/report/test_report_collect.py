@@ -8,7 +8,7 @@ import runs
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.groups import compare, difference
-from rcray.aggregate.summary import intervals
+from rcray.aggregate.summary import AGREEMENT, CHANGE_L, IN_BAND, PREDICTED, STEPS, intervals
 from rcray.config import Experiment
 from rcray.store import Store
 from rcray.sweep.grid import expand
@@ -24,13 +24,14 @@ def test_a_finished_cell_is_read_whole(store):
     runs.write_runs(store, cells)
     result = collect(store, cells)[3]  # CPO with RC
     assert (result.status, result.error, result.seconds, result.step) == ("ok", "", 41.5, 200)
-    assert result.metrics["accuracy"].value == 0.79296875
-    assert result.metrics["accuracy"].n == 256
-    assert result.summary.steps == 200
-    assert result.summary.in_band == 1.0
-    assert sum(result.summary.pathways.values()) == pytest.approx(1.0)
-    assert result.summary.intervals == 20
-    assert result.summary.change_l == pytest.approx(-1.8, abs=0.2)
+    assert result.metrics["preference/accuracy"].value == 0.79296875
+    assert result.metrics["preference/accuracy"].n == 256
+    assert (result.metrics["preference/accuracy"].unit, result.metrics["preference/drift_w"].unit) == ("share", "nats")
+    assert result.value(STEPS) == 200
+    assert result.value(IN_BAND) == 1.0
+    assert sum(result.value(metric) for metric in PREDICTED.values()) == pytest.approx(1.0)
+    assert result.metrics[AGREEMENT].n == 20
+    assert result.value(CHANGE_L) == pytest.approx(-1.8, abs=0.2)
 
 
 def test_a_cell_that_never_started_is_pending(store):
@@ -91,7 +92,7 @@ def test_what_follows_from_another_setting_is_not_named(store, ranks, titles):
     """Adapters exist where the method is lora: their settings are named only where they differ among those."""
     cells = [{"objective": "dpo"}, *({"model.method": "lora", "model.lora.r": rank} for rank in ranks)]
     experiment = Experiment(name="methods", run={"model": "tiny-neox"}, cells=cells)
-    assert [found.title for found in compare(collect(store, expand(experiment)))] == titles
+    assert [comparison.title for comparison in compare(collect(store, expand(experiment)))] == titles
 
 
 def test_variants_of_rc_share_one_row_without_it(store):
@@ -122,7 +123,7 @@ def test_difference_pairs_seeds(store):
     cells = runs.cells_of(runs.several_seeds(runs.quickstart()))
     runs.write_runs(store, cells)
     dpo = compare(collect(store, cells))[0]
-    delta = difference(dpo.without, dpo.with_rc[0], "accuracy")
+    delta = difference(dpo.without, dpo.with_rc[0], "preference/accuracy")
     # The fake seeds move the two rows by 1/64 and 1/128 per seed.
     assert delta.seeds == 3
     assert delta.value == pytest.approx(0.828125 - 0.8125 - 1 / 128)

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import os
 import re
@@ -12,12 +13,14 @@ import pytest
 import runs
 
 from rcray.aggregate.collect import collect
+from rcray.aggregate.exported import export_ledger, exported_experiments
 from rcray.aggregate.figures import draw_all
-from rcray.aggregate.findings import find, overall
+from rcray.aggregate.findings import check_claims, overall
 from rcray.aggregate.groups import compare
-from rcray.aggregate.ledger import ExperimentRuns, export_ledger, read_ledger
 from rcray.aggregate.report import build_report
 from rcray.aggregate.tables import to_markdown
+from rcray.config.objectives import Cpo
+from rcray.config.objectives.base import Formula
 from rcray.files import write_json
 from rcray.records.ledger import write_stopped
 from rcray.store import Store
@@ -172,6 +175,25 @@ def test_a_cell_without_a_result_is_a_word_everywhere(store, status):
     assert "it broke" in page
 
 
+def test_an_objective_that_rcray_does_not_know_breaks_no_report(store, monkeypatch):
+    """A user's own by import path, whose module is not even here, and one of the zoo with symbols of its own."""
+    strange = dataclasses.replace(Cpo.traits, d_w=Formula("?! ξ(", r"\xi"), d_l=None)
+    monkeypatch.setattr(Cpo, "traits", strange)
+    own = {"name": "nowhere.to_be_found:squared_hinge", "params": {"ξ": 2.0}}
+    experiment = runs.quickstart().model_copy(
+        update={"grid": {"objective": [own, "cpo"], "calibration.enabled": [False, True]}}
+    )
+    cells = runs.cells_of(experiment)
+    for cell in cells:
+        runs.add_benchmarks(runs.write_ok(store, cell), {"arc/acc_norm": 0.5})
+    report = build_report(store, experiment, cells, figures=False)
+    assert {result.status for result in report.results} == {"ok"}
+    tables = {path.name: path.read_text() for path in report.tables}
+    for name in ("results.md", "benchmarks.tex", "runtime.csv", "coefficients.md", "pathways.md"):
+        assert "squared" in tables[name], name
+    assert "squared_hinge" in report.html.read_text()
+
+
 def test_what_a_search_stopped_is_said_to_be_stopped(store):
     """In its own experiment; to another one that has the same run, it is unfinished."""
     experiment = runs.quickstart()
@@ -189,7 +211,7 @@ def test_what_a_search_stopped_is_said_to_be_stopped(store):
 
 
 def test_a_run_that_was_adjusted_has_a_footnote(store, tmp_path):
-    """Also in a ledger that was exported, where there is no run directory to look into."""
+    """Also in a ledger that was exported."""
     experiment, note = runs.quickstart(), "micro-batch 8 -> 4 after running out of memory"
     cells = runs.cells_of(experiment)
     runs.write_runs(store, cells)
@@ -199,8 +221,10 @@ def test_a_run_that_was_adjusted_has_a_footnote(store, tmp_path):
     assert row.startswith("| DPO \\[a\\] | w/ |"), row
     assert [line for line in report.table.notes if line.startswith("[a]")] == [f"[a] {note}."]
 
-    export_ledger(tmp_path / "ledger", [ExperimentRuns(experiment, tuple(c.run_id for c in cells))], report.results)
-    assert [result.note for result in read_ledger(tmp_path / "ledger").results] == ["", note, "", "", "", ""]
+    export_ledger(tmp_path / "ledger", [(experiment, cells)], report.results)
+    ledger = Store.at(tmp_path / "ledger")
+    ((_, exported),) = exported_experiments(ledger)
+    assert [result.note for result in collect(ledger, exported)] == ["", note, "", "", "", ""]
 
 
 def test_nothing_started_yet(store):
@@ -256,7 +280,7 @@ def test_findings_say_what_held_and_what_did_not(store):
     cells = runs.cells_of(runs.quickstart())
     runs.write_runs(store, cells)
     results = collect(store, cells)
-    dpo, cpo, dil = find(compare(results), "nats")
+    dpo, cpo, dil = check_claims(compare(results), "nats")
     assert [check.verdict for check in cpo.checks] == ["held", "held", "held", "held"]
     assert [check.text for check in cpo.checks] == [
         "4% of steps without RC, 100% with it",
@@ -282,7 +306,7 @@ def test_findings_admit_where_rc_did_harm(store, monkeypatch):
     monkeypatch.setattr(runs, "OUTCOMES", swapped)
     cells = runs.cells_of(runs.quickstart())
     runs.write_runs(store, cells)
-    cpo = find(compare(collect(store, cells)), "nats")[1]
+    cpo = check_claims(compare(collect(store, cells)), "nats")[1]
     assert [check.verdict for check in cpo.checks[2:]] == ["not held", "not held"]
     assert cpo.checks[2].text == "z_l −2.0 nats without RC, +4.1 with it: better without RC"
     assert cpo.checks[3].text == "79.3% without RC, 70.3% with it (−9.0 points): lower with RC"

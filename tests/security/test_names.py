@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from rcray.aggregate.figures.style import slug
 from rcray.aggregate.latex import latex_escape
 from rcray.aggregate.mlflow_source import _download
 from rcray.config import Experiment
-from rcray.errors import StoreError, printable
+from rcray.errors import ConfigError, StoreError, printable
 from rcray.models.sources import weight_files
 from rcray.store import RunDir, Store
 from rcray.sweep import submit
@@ -120,8 +121,10 @@ def test_figures_are_files_of_their_folder(name):
 
 def evil_ledger(folder: Path, **changes) -> Path:
     shutil.copytree(LEDGER, folder)
-    first, *rest = (folder / "runs.jsonl").read_text().splitlines()
-    (folder / "runs.jsonl").write_text("\n".join([json.dumps({**json.loads(first), **changes}), *rest]) + "\n")
+    path = folder / "experiments" / "quickstart" / "ledger.json"
+    content = json.loads(path.read_text())
+    content["cells"][0] |= changes
+    path.write_text(json.dumps(content))
     return folder
 
 
@@ -129,6 +132,15 @@ def evil_ledger(folder: Path, **changes) -> Path:
 def test_a_ledger_of_somebody_elses_reads_nothing_outside(tmp_path, name):
     with pytest.raises(StoreError, match="not a name"):
         run_report(Request(ledger=evil_ledger(tmp_path / "ledger", run_id=name), out=tmp_path / "out", figures=False))
+
+
+def test_a_ledger_of_somebody_elses_has_no_base(tmp_path):
+    (tmp_path / "secret.yaml").write_text("title: a secret\n")
+    ledger = evil_ledger(tmp_path / "ledger")
+    file = ledger / "experiments" / "quickstart" / "experiment.yaml"
+    file.write_text(f"base: ../../../secret.yaml\n{file.read_text()}")
+    with pytest.raises(ConfigError, match="base"):
+        run_report(Request(ledger=ledger, out=tmp_path / "out", figures=False))
 
 
 def test_only_step_records_are_taken_from_a_server(tmp_path):
@@ -169,12 +181,13 @@ def test_weights_lie_in_their_directory(tmp_path, name):
 def test_names_are_text_on_the_page_and_in_tables(tmp_path):
     script = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
     ledger = evil_ledger(tmp_path / "ledger")
-    for name in ("runs.jsonl", "ledger.json"):
-        lines = (ledger / name).read_text()
-        (ledger / name).write_text(lines.replace('"tiny-neox"', json.dumps(f"./{script}")))
-    head = json.loads((ledger / "ledger.json").read_text())
-    head["experiments"][0]["experiment"] |= {"title": script, "description": script}
-    (ledger / "ledger.json").write_text(json.dumps(head))
+    for path in (*ledger.rglob("config.yaml"), *ledger.rglob("experiment.yaml")):
+        content = yaml.safe_load(path.read_text())
+        if path.name == "config.yaml":
+            content["model"]["name"] = f"./{script}"
+        else:
+            content |= {"title": script, "description": script}
+        path.write_text(yaml.safe_dump(content))
     report = run_report(Request(ledger=ledger, out=tmp_path / "out", figures=False))
     page = report.html.read_text()
     assert "<script>alert" not in page and "<img src=x" not in page

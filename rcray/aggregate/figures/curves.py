@@ -20,7 +20,7 @@ from rcray.aggregate.figures.style import (
     style,
     thin,
 )
-from rcray.aggregate.groups import Comparison, Setting
+from rcray.aggregate.groups import Comparison
 
 _SHOWN = 15  # curves of one panel: the whole zoo, and no more than a legend can tell apart
 
@@ -35,7 +35,7 @@ _LIKELIHOOD_CAPTION = (
 )
 
 Curve = tuple[np.ndarray, np.ndarray]
-Rows = list[tuple[str, Setting]]
+Rows = list[tuple[str, CellResult]]  # the title of a comparison, and the run that stands for it
 
 
 def draw_cosines(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
@@ -66,7 +66,7 @@ def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -
         figure = Figure(figsize=(12.4, 3.5 * len(kept)), layout="constrained")
         axes = figure.subplots(len(kept), 3, squeeze=False)
         for line, rows in zip(axes, kept, strict=True):
-            rc = "with RC" if rows[0][1].calibrated else "without RC"
+            rc = "with RC" if rows[0][1].cell.config.calibration.enabled else "without RC"
             panels = (("$z_w$", _change("probe_z_w")), ("$z_l$", _change("probe_z_l")), ("Margin $z_w - z_l$", _margin))
             for axis, (title, read) in zip(line, panels, strict=True):
                 _panel(axis, rows, titles, read, f"{title}, {rc}", markers=True)
@@ -84,11 +84,11 @@ def _titles(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _side(comparisons: Sequence[Comparison], with_rc: bool) -> Rows:
-    """The first setting of every objective on one side that recorded anything."""
+    """The first run of every objective on one side that recorded anything."""
     rows = []
     for comparison in comparisons[:_SHOWN]:
         settings = comparison.with_rc if with_rc else filter(None, [comparison.without])
-        drawn = next((setting for setting in settings if setting.drawn() is not None), None)
+        drawn = next((result for setting in settings if (result := setting.drawn())), None)
         if drawn is not None:
             rows.append((comparison.title, drawn))
     return rows
@@ -103,47 +103,46 @@ def _panel(
     markers: bool = False,
 ) -> None:
     drawn = 0
-    for name, setting in rows:
-        result = setting.drawn()
-        if result is None:
-            continue
+    for name, result in rows:
         steps, values = read(result)  # one run's columns at a time
         if len(steps) == 0:
             continue
         drawn += 1
         colour, marker = identity(titles.index(name))
         every = thin(steps)
-        axis.plot(steps[every], values[every], color=colour, linewidth=1.5,
-                  linestyle="-" if setting.calibrated else DASHED, marker=marker, markersize=4.5 if markers else 5,
-                  markevery=(titles.index(name), max(1, len(steps[every]) // 7)),
-                  markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip
+        calibrated = result.cell.config.calibration.enabled
+        axis.plot(steps[every], values[every], color=colour, linewidth=1.5, linestyle="-" if calibrated else DASHED,
+                  marker=marker, markersize=4.5 if markers else 5, markerfacecolor=colour if calibrated else "white",
+                  markevery=(titles.index(name), max(1, len(steps[every]) // 7)))  # fmt: skip
     if drawn:
         axis.set_title(title, loc="left")
     else:
         nothing(axis, title, "no records" if not rows else "not measured")
 
 
+def _finite(result: CellResult, *names: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps at which the first column, less the second if there is one, is finite, and its values there."""
+    records = result.dynamics(["step", *names])
+    values = records[names[0]] - records[names[1]] if len(names) > 1 else records[names[0]]
+    known = np.isfinite(values)
+    return records["step"][known], values[known]
+
+
 def _cosine(result: CellResult) -> Curve:
-    records = result.dynamics(["step", "rho"])
-    known = np.isfinite(records["rho"])
-    return records["step"][known], running_median(records["rho"][known])
+    steps, values = _finite(result, "rho")
+    return steps, running_median(values)
 
 
 def _change(name: str) -> Callable[[CellResult], Curve]:
     def read(result: CellResult) -> Curve:
-        records = result.dynamics(["step", name])
-        known = np.isfinite(records[name])
-        values = records[name][known]
-        return records["step"][known], values - values[0] if len(values) else values
+        steps, values = _finite(result, name)
+        return steps, values - values[:1]
 
     return read
 
 
 def _margin(result: CellResult) -> Curve:
-    records = result.dynamics(["step", "probe_z_w", "probe_z_l"])
-    margin = records["probe_z_w"] - records["probe_z_l"]
-    known = np.isfinite(margin)
-    return records["step"][known], margin[known]
+    return _finite(result, "probe_z_w", "probe_z_l")
 
 
 def _legend(figure: Figure, titles: Sequence[str]) -> None:

@@ -1,11 +1,12 @@
 """Four panels of dynamics: a comparison without and with RC, as in the paper, or one run alone."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterator
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rcray.aggregate.collect import CellResult, likelihood_unit, read_run
+from rcray.aggregate.collect import CellResult, read_run
 from rcray.aggregate.figures.panels import (
     Drawn,
     band_limits,
@@ -17,6 +18,7 @@ from rcray.aggregate.figures.panels import (
     shared_limits,
 )
 from rcray.aggregate.figures.style import Plot, finish, style
+from rcray.aggregate.frame import likelihood_unit
 from rcray.aggregate.groups import Comparison, Setting
 from rcray.config import RunConfig
 from rcray.config.models import table_name
@@ -42,16 +44,11 @@ def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) ->
         return None
     variant = f" ({setting.variant})" if setting and setting.variant else ""
     title = f"{comparison.title}{variant} on {table_name(comparison.model)}"
-    with style():
-        figure = Figure(figsize=(13.6, 3.7), layout="constrained")
-        axes = figure.subplots(1, 4)
-        limits = shared_limits([band_limits(without), band_limits(with_rc)])
-        band_panel(axes[0], without, "Band without RC", limits[0])
-        band_panel(axes[1], with_rc, "Band with RC", limits[1])
-        likelihood_panel(axes[2], without, with_rc, unit)
-        margin_panel(axes[3], without, with_rc, unit)
-        _share_steps(axes, [run for run in (without, with_rc) if run])
-        seeds = sorted({run.result.seed for run in (without, with_rc) if run is not None})
+    limits = shared_limits([band_limits(without), band_limits(with_rc)])
+    seeds = sorted({run.result.seed for run in (without, with_rc) if run is not None})
+    with _four_panels(without, with_rc, unit) as (figure, first, second):
+        band_panel(first, without, "Band without RC", limits[0])
+        band_panel(second, with_rc, "Band with RC", limits[1])
         caption = f"{_BAND}{_PROBE}Training seed {', '.join(map(str, seeds))}."
         name = f"dynamics-{comparison.model}-{comparison.title}{variant}"
         return finish(figure, name, title, caption)
@@ -70,22 +67,24 @@ def draw_run(result: CellResult) -> Plot | None:
     config = result.cell.config
     rc = "with RC" if config.calibration.enabled else "without RC"
     without, with_rc = (None, drawn) if config.calibration.enabled else (drawn, None)
-    unit = likelihood_unit([result])
-    with style():
-        figure = Figure(figsize=(13.6, 3.7), layout="constrained")
-        axes = figure.subplots(1, 4)
-        band_panel(axes[0], drawn, f"Band {rc}", band_limits(drawn))
-        cosine_panel(axes[1], drawn)
-        likelihood_panel(axes[2], without, with_rc, unit)
-        margin_panel(axes[3], without, with_rc, unit)
-        _share_steps(axes, [drawn])
+    with _four_panels(without, with_rc, likelihood_unit([config])) as (figure, first, second):
+        band_panel(first, drawn, f"Band {rc}", band_limits(drawn))
+        cosine_panel(second, drawn)
         title = f"{result.cell.label}, seed {result.seed}"
         caption = f"{_BAND}The cosine ρ of the two scores decides the band's width, 2|log ρ|. {_PROBE}"
         return finish(figure, "dynamics", title, caption.strip(), pdf=False)
 
 
-def _share_steps(axes: Iterable[Axes], runs: Sequence[Drawn]) -> None:
-    last = max(run.steps for run in runs)
-    for axis in axes:
-        axis.set_xlabel("optimizer step")
-        axis.set_xlim(-0.03 * last, 1.03 * last)
+@contextlib.contextmanager
+def _four_panels(without: Drawn | None, with_rc: Drawn | None, unit: str) -> Iterator[tuple[Figure, Axes, Axes]]:
+    """A row of four: the first two are the caller's, then likelihoods and margin; all on the same steps."""
+    last = max(len(run.records["step"]) for run in (without, with_rc) if run)
+    with style():
+        figure = Figure(figsize=(13.6, 3.7), layout="constrained")
+        axes = figure.subplots(1, 4)
+        likelihood_panel(axes[2], without, with_rc, unit)
+        margin_panel(axes[3], without, with_rc, unit)
+        for axis in axes:
+            axis.set_xlabel("optimizer step")
+            axis.set_xlim(-0.03 * last, 1.03 * last)
+        yield figure, axes[0], axes[1]

@@ -17,7 +17,7 @@ from rcray.aggregate.figures.style import (
     style,
     thin,
 )
-from rcray.aggregate.summary import FULL
+from rcray.aggregate.summary import FULL, SAME_SIDE
 
 _CAPTION = (
     "The same training with two estimates of the scores: of the output side only (left), as calibration uses them, and "
@@ -28,7 +28,7 @@ _CAPTION = (
 
 def draw_head_full(pair: EstimatorPair) -> Plot | None:
     """Three panels; None where there is nothing to compare."""
-    if pair.agreement is None:
+    if not pair.metrics:
         return None
     records = pair.records()
     steps = records["step"]
@@ -45,7 +45,7 @@ def draw_head_full(pair: EstimatorPair) -> Plot | None:
             axis.plot(steps[every], running_median(records["log_r"])[every], color=VERMILLION, linewidth=1.8,
                       label=r"$\log\,r$")  # fmt: skip
             inside = np.mean(records[f"in_band{suffix}"].astype(bool))
-            axis.set_title(f"{name}: {100 * inside:.0f}% of steps inside", loc="left")
+            axis.set_title(f"{name}: {inside:.0%} of steps inside", loc="left")
             axis.set_ylabel("log ratio (nats)")
             legend_below(axis)
         every = thin(steps)
@@ -53,7 +53,7 @@ def draw_head_full(pair: EstimatorPair) -> Plot | None:
         for column, colour, line, label in lines:
             axes[2].plot(steps[every], running_median(records[column])[every], color=colour, linestyle=line,
                          linewidth=1.8, label=label)  # fmt: skip
-        axes[2].set_title(rf"Cosine $\rho$; same side at {100 * pair.agreement.same_side:.0f}% of steps", loc="left")
+        axes[2].set_title(rf"Cosine $\rho$; same side at {pair.metrics[SAME_SIDE].value:.0%} of steps", loc="left")
         axes[2].set_ylabel(r"$\rho$")
         legend_below(axes[2])
         for axis in axes:
@@ -65,11 +65,11 @@ def draw_head_full(pair: EstimatorPair) -> Plot | None:
 
 
 def _limits(records: dict[str, np.ndarray], suffix: str) -> tuple[float, float] | None:
-    found = np.concatenate([running_median(records[name]) for name in
-                            ("log_r", f"band_lower{suffix}", f"band_upper{suffix}")])  # fmt: skip
-    found = found[np.isfinite(found)]
-    if len(found) == 0:
+    names = ("log_r", f"band_lower{suffix}", f"band_upper{suffix}")
+    curves = np.concatenate([running_median(records[name]) for name in names])
+    curves = curves[np.isfinite(curves)]
+    if len(curves) == 0:
         return None
-    low, high = np.percentile(found, (1, 99))
+    low, high = np.percentile(curves, (1, 99))
     room = 0.12 * max(high - low, 1e-3)
     return float(low - room), float(high + room)

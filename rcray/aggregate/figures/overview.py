@@ -8,7 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from rcray.aggregate.figures.style import GREY, Plot, finish, style, wrapped
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
 from rcray.aggregate.groups import Comparison, Setting
+from rcray.aggregate.summary import IN_BAND, REALISED
 
 _CAPTION = (
     "One box per model, objective and RC. Shade: share of steps inside the disentanglement band, light 0% to dark "
@@ -34,7 +36,7 @@ def draw_overview(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
         for comparison in own:
             for setting in comparison.settings:
                 boxes[titles.index(comparison.title), columns.index((model, setting.rc))] = setting
-    if len(boxes) > _MOST or not any(s.summary(lambda summary: summary.in_band) for s in boxes.values()):
+    if len(boxes) > _MOST or not any(setting.metric(IN_BAND) for setting in boxes.values()):
         return None
     with style():
         labels = [wrapped(title) for title in titles]
@@ -59,30 +61,23 @@ def draw_overview(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
 
 
 def _box(axis: Axes, row: int, column: int, setting: Setting) -> None:
-    inside = setting.summary(lambda summary: summary.in_band)
+    inside = setting.metric(IN_BAND)
     place = (column + 0.03, row + 0.05)
-    if setting.word != "ok" or inside is None:
+    if inside is None:
         axis.add_patch(Rectangle(place, 0.94, 0.9, facecolor="white", edgecolor=GREY, hatch="///", linewidth=0.6))
-        word = setting.word if setting.word != "ok" else "no records"
-        axis.text(column + 0.5, row + 0.5, word, ha="center", va="center", fontsize=9,
+        axis.text(column + 0.5, row + 0.5, setting.problem(IN_BAND), ha="center", va="center", fontsize=9,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 2})  # fmt: skip
         return
     axis.add_patch(Rectangle(place, 0.94, 0.9, facecolor=_SHADES(inside.value), edgecolor=GREY, linewidth=0.6))
     ink = "white" if inside.value > 0.55 else "black"
-    shares = {
-        name: share.value
-        for name in ("i", "ii", "iii", "reversed", "undefined")
-        if (share := setting.summary(lambda summary, name=name: summary.pathways[name]))  # type: ignore[misc]
-    }
-    most = max(shares, key=lambda name: shares[name])
-    lines = [f"pathway {most}: {100 * shares[most]:.0f}%"]
-    accuracy = setting.metric("accuracy")
-    if accuracy:
-        lines.append(f"accuracy {100 * accuracy.value:.1f}%")
-    drifts = [setting.metric(name) for name in ("drift_w", "drift_l")]
-    if all(drifts):
-        w, l = (drift.value for drift in drifts if drift)  # noqa: E741  the paper's letter
-        lines.append(f"$z_w$ {w:+.2f}, $z_l$ {l:+.2f}")
-    axis.text(column + 0.5, row + 0.2, f"{100 * inside.value:.0f}%", ha="center", va="center", color=ink,
+    shares = {name: share.value for name, metric in REALISED.items() if (share := setting.metric(metric))}
+    most = max(shares, key=lambda name: shares[name], default="")
+    lines = [f"realised {most}: {shares[most]:.0%}"] if most else []
+    if accuracy := setting.metric(ACCURACY):
+        lines.append(f"accuracy {accuracy.value:.1%}")
+    drift_w, drift_l = setting.metric(DRIFT_W), setting.metric(DRIFT_L)
+    if drift_w and drift_l:
+        lines.append(f"$z_w$ {drift_w.value:+.2f}, $z_l$ {drift_l.value:+.2f}")
+    axis.text(column + 0.5, row + 0.2, f"{inside.value:.0%}", ha="center", va="center", color=ink,
               fontsize=11, fontweight="bold")  # fmt: skip
     axis.text(column + 0.5, row + 0.62, "\n".join(lines), ha="center", va="center", color=ink, fontsize=7.5)

@@ -20,10 +20,12 @@ from rcray.aggregate.figures.style import (
     running_median,
     thin,
 )
+from rcray.aggregate.summary import IN_BAND
 
 _OWN_SCALE = 3.0  # two band panels share an axis unless one spans this many times the other
 _COLUMNS = (
     "step", "log_r", "log_r_base", "log_r_star", "band_lower", "band_upper", "rho", "probe_z_w", "probe_z_l",
+    "true_band_lower", "true_band_upper",
 )  # fmt: skip
 
 Limits = tuple[float, float]
@@ -35,15 +37,13 @@ class Drawn:
 
     result: CellResult
     records: dict[str, np.ndarray]
-    in_band: float
-    steps: int
 
 
 def read(result: CellResult | None) -> Drawn | None:
     """The records of a run; None where there are none."""
-    if result is None or result.summary is None:
+    if result is None or not result.recorded:
         return None
-    return Drawn(result, result.dynamics(_COLUMNS), result.summary.in_band, result.summary.steps)
+    return Drawn(result, result.dynamics(_COLUMNS))
 
 
 def band_limits(run: Drawn | None) -> Limits | None:
@@ -88,6 +88,16 @@ def shade_band(
     axis.set_ylim(low, high)
 
 
+def true_band(axis: Axes, records: dict[str, np.ndarray], limits: Limits) -> None:
+    """The band of the updates that were made, at the steps where fresh pairs were looked at."""
+    low, high = limits
+    seen = ~(np.isnan(records["true_band_lower"]) | np.isnan(records["true_band_upper"]))
+    if not seen.any():
+        return
+    edges = [np.clip(running_median(records[f"true_band_{end}"][seen]), low, high) for end in ("lower", "upper")]
+    axis.fill_between(records["step"][seen], *edges, color=GREEN, alpha=0.22, linewidth=0, label="band of the update")
+
+
 def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None) -> None:
     """The band, and the incentive ratio in it."""
     axis.set_ylabel("log ratio (nats)")
@@ -97,6 +107,7 @@ def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None)
     records, steps = run.records, run.records["step"]
     every = thin(steps)
     shade_band(axis, steps, records["band_lower"], records["band_upper"], records["log_r_star"], limits)
+    true_band(axis, records, limits)
     if run.result.cell.config.calibration.enabled:
         axis.plot(steps[every], running_median(records["log_r_base"])[every], color=GREY, linewidth=1.1,
                   linestyle=":", label=r"$\log\,r$ before RC")  # fmt: skip
@@ -104,9 +115,9 @@ def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None)
     axis.plot(
         steps[every], running_median(records["log_r"])[every], color=VERMILLION, linewidth=1.8, label=r"$\log\,r$"
     )
-    axis.set_title(f"{title}: {100 * run.in_band:.0f}% of steps inside", loc="left")
+    axis.set_title(f"{title}: {run.result.value(IN_BAND):.0%} of steps inside", loc="left")
     if not run.result.ok:
-        stopped = f"{run.result.status}, {run.steps} steps recorded"
+        stopped = f"{run.result.status}, {len(steps)} steps recorded"
         axis.text(0.98, 0.98, stopped, transform=axis.transAxes, ha="right", va="top", style="italic")
     legend_below(axis)
 

@@ -95,7 +95,7 @@ def _plane_legend(figure: Figure, entries: Sequence[PlaneEntry], titles: Sequenc
 
 def _trajectory(result: CellResult) -> np.ndarray:
     """Points (change of z_w, change of z_l) on the probe set, one row per measurement."""
-    if result.summary is None:
+    if not result.recorded:
         return np.empty((0, 2))
     records = result.dynamics(["probe_z_w", "probe_z_l"])
     points = np.column_stack([records["probe_z_w"], records["probe_z_l"]])

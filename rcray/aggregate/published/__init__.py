@@ -15,7 +15,7 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class Score:
-    """A printed score in percent, with the printed standard error (averages have none)."""
+    """A printed score as a share, with the printed standard error (averages have none)."""
 
     value: float
     stderr: float | None
@@ -35,22 +35,26 @@ class Place:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Training time without and with RC in minutes, and the two differences as printed (from unrounded times)."""
+    """Training time without and with RC in minutes, or the word that stands for it, and the two differences.
 
-    without: float
-    with_rc: float
-    minutes: float
-    percent: float
+    The published differences are the printed ones (from unrounded times).
+    """
+
+    without: float | str
+    with_rc: float | str
+    minutes: float | None = None
+    percent: float | None = None
+    runs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class WinRate:
-    """A printed win rate in percent: with RC against the same objective without it."""
+    """A printed win rate as a share: with RC against the same objective without it."""
 
     model: str
     objective: str
     judge: str
-    percent: float
+    rate: float
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -61,7 +65,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 @functools.cache
 def scores(table: str) -> Mapping[Place, Mapping[str, Score]]:
     """A table's scores by place and benchmark, `average` among them."""
-    found: dict[Place, dict[str, Score]] = {}
+    printed: dict[Place, dict[str, Score]] = {}
     for row in _rows("benchmarks.csv"):
         if row["table"] == table:
             place = Place(
@@ -72,9 +76,9 @@ def scores(table: str) -> Mapping[Place, Mapping[str, Score]]:
                 epochs=int(row["epochs"]),
                 ema_beta=float(row["ema_beta"]) if row["ema_beta"] else None,
             )
-            stderr = float(row["stderr"]) if row["stderr"] else None
-            found.setdefault(place, {})[row["benchmark"]] = Score(float(row["score"]), stderr)
-    return found
+            stderr = float(row["stderr"]) / 100 if row["stderr"] else None
+            printed.setdefault(place, {})[row["benchmark"]] = Score(float(row["score"]) / 100, stderr)
+    return printed
 
 
 @functools.cache
@@ -96,5 +100,6 @@ def runtimes() -> Mapping[tuple[str, str], Overhead]:
 def win_rates() -> tuple[WinRate, ...]:
     """AlpacaEval, as the text of the paper gives it."""
     return tuple(
-        WinRate(row["model"], row["objective"], row["judge"], float(row["percent"])) for row in _rows("alpaca_eval.csv")
+        WinRate(row["model"], row["objective"], row["judge"], float(row["percent"]) / 100)
+        for row in _rows("alpaca_eval.csv")
     )

@@ -1,0 +1,84 @@
+"""Numbers over seeds and benchmarks: means, their errors, Student's t."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from rcray.aggregate.tables import Entry
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number over the finished seeds of one setting, in the unit of its metric."""
+
+    value: float
+    seeds: int
+    stderr: float | None  # of `value`: the metric's own for one seed, std / sqrt(seeds) for several
+    std: float | None  # sample standard deviation over seeds; None for one
+
+    def spread(self, several: bool) -> float | None:
+        """What a table prints after ±: the spread over seeds where there are several, else the standard error."""
+        return self.std if several else self.stderr
+
+
+def estimate(values: Sequence[float], stderr: float | None = None) -> Estimate | None:
+    """The mean of values over seeds; `stderr` is that of a single one."""
+    if not values:
+        return None
+    if len(values) == 1:
+        return Estimate(values[0], 1, stderr, None)
+    mean = fmean(values)
+    # statistics.stdev is exact and takes most of the time of a large report; two passes lose nothing that is printed
+    std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return Estimate(mean, len(values), std / math.sqrt(len(values)), std)
+
+
+def error_of_mean(errors: Sequence[float | None]) -> float | None:
+    """The standard error of a mean of independent benchmarks."""
+    known = [error for error in errors if error is not None and math.isfinite(error)]
+    if not known or len(known) < len(errors):
+        return None
+    return math.sqrt(sum(error * error for error in known)) / len(known)
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """A two-sided paired t-test of differences against zero."""
+
+    n: int
+    mean: float
+    std: float
+    p: float  # nan where every difference is the same: there is no spread to judge by
+
+
+def paired_test(differences: Sequence[float]) -> PairedTest | None:
+    """None with fewer than two differences."""
+    if len(differences) < 2 or not all(map(math.isfinite, differences)):
+        return None
+    mean, std, n = fmean(differences), stdev(differences), len(differences)
+    if std <= 1e-12 * max(map(abs, differences)):
+        return PairedTest(n, mean, std, math.nan)
+    from scipy import stats  # takes a second to import, and most reports have one seed
+
+    return PairedTest(n, mean, std, float(2 * stats.t.sf(abs(mean) / (std / math.sqrt(n)), n - 1)))
+
+
+def p_entry(differences: Sequence[float]) -> Entry:
+    """The p-value of a paired test of shares as a table shows it, or why there is none."""
+    test = paired_test(differences)
+    if test is None:
+        return Entry("–", tone="absent")
+    if math.isnan(test.p):
+        return Entry("no spread", tone="absent", tip="every seed has the same difference")
+    points = f"mean {100 * test.mean:+.4g}, standard deviation {100 * test.std:.4g} points"
+    return Entry(value=test.p, tip=f"{points}, {test.n} pairs")
+
+
+@functools.cache
+def t_quantile(degrees: int, p: float = 0.05) -> float:
+    """The t that |T| exceeds with probability `p`."""
+    from scipy import stats
+
+    return float(stats.t.isf(p / 2, degrees))

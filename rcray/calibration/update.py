@@ -1,0 +1,316 @@
+"""The band of the update that is really made, and the calibration that steers by it.
+
+Legend
+  u          the optimizer's own update of everything trained: its scaling, momentum and clipping are in it
+  G_w, G_l   branch gradients of a batch, the part of the loss gradient that flows through one side: the gradient of a
+             calibrated step is alpha G_w + G_l / alpha
+  S_w, S_l   mean scores of a look: pairs that the batch does not contain and that were not trained on yet
+  move       (dz_w, dz_l) = (<S_w, u>, <S_l, u>): how the likelihoods of such pairs move, to first order
+  true band  the values of log alpha between dz_w = 0 and dz_l = 0
+  q          c z_w + (1 - c) z_l with c the loser's share: while q stays where it is, a margin that grows by 1 takes c
+             from the loser and gives 1 - c to the winner
+  drift      how far the likelihoods of fresh pairs are from where training began
+
+The paper's band is this one for a single pair, plain gradient descent and scores at one layer. Here all vectors are
+flat and lie over the same coordinates: all that are trained, or a fixed random share of them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rcray.records.columns import Pathway, pathway_of
+
+LOSER_SHARE = 0.75  # of the margin's growth; the default
+WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall; the default
+HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
+DRIFT_MEMORY = 64.0  # pairs
+RESPONSE_WEIGHT = 0.15  # of a new look in the average
+#: Bound of |log alpha|: past it one side is 400 times as heavy as the other, and no band was ever seen there.
+WIDEST_LOG_ALPHA = 3.0
+_HALVINGS = 14  # of the interval between the bounds: log alpha to 4e-4
+_CLIP_EPSILON = 1e-6  # torch's own
+
+
+@dataclass(frozen=True)
+class Move:
+    """Change of the mean likelihoods of both sides, in nats."""
+
+    w: float
+    l: float  # noqa: E741  the paper's letter
+
+    @property
+    def pathway(self) -> Pathway:
+        """The pathway it follows."""
+        return pathway_of(self.w, self.l)
+
+    def of(self, loser_share: float) -> float:
+        """The change of q."""
+        return loser_share * self.w + (1 - loser_share) * self.l
+
+
+class Preview(Protocol):
+    """What an optimizer would make of a gradient, without making it: u = kept + per_gradient * gradient."""
+
+    def kept(self) -> Tensor:
+        """The part of the coming update that its memory decides, whatever the gradient."""
+        ...
+
+    def per_gradient(self, gradient: Tensor) -> Tensor:
+        """What each entry of the gradient is multiplied with; Adam's scaling has a little of the gradient in it."""
+        ...
+
+    #: By how much a gradient that lasts counts for more than in its own step.
+    settles: float
+
+
+@dataclass(frozen=True)
+class AdamPreview:
+    """AdamW, from its own moments."""
+
+    m: Tensor
+    v: Tensor
+    steps: int  # made so far
+    rate: float
+    betas: tuple[float, float]
+    eps: float
+    decay: Tensor | float = 0.0  # what weight decay takes off in one step
+
+    @property
+    def _unbiased(self) -> float:
+        return float(1 - self.betas[0] ** (self.steps + 1))
+
+    @property
+    def settles(self) -> float:
+        """The inverse of a gradient's share in the momentum of its own step."""
+        return self._unbiased / (1 - self.betas[0])
+
+    def kept(self) -> Tensor:
+        """The momentum; scaled by the second moment as it stands, since the coming gradient is not known."""
+        scale = -self.rate * self.betas[0] / self._unbiased
+        return self.m.mul(scale).div_(self._root(None)).sub_(self.decay)
+
+    def per_gradient(self, gradient: Tensor) -> Tensor:
+        """As torch.optim.AdamW scales it."""
+        return self._root(gradient).reciprocal_().mul_(-self.rate * (1 - self.betas[0]) / self._unbiased)
+
+    def update(self, gradient: Tensor) -> Tensor:
+        """The whole update, as torch.optim.AdamW makes it."""
+        first = self.betas[0]
+        m = self.m.mul(first).add_(gradient, alpha=1 - first).div_(self._unbiased)
+        return m.div_(self._root(gradient)).mul_(-self.rate).sub_(self.decay)
+
+    def _root(self, gradient: Tensor | None) -> Tensor:
+        second, steps = self.betas[1], self.steps
+        if gradient is None:
+            return self.v.div(1 - second ** max(steps, 1)).sqrt_().add_(self.eps)
+        v = self.v.mul(second).addcmul_(gradient, gradient, value=1 - second)
+        return v.div_(1 - second ** (steps + 1)).sqrt_().add_(self.eps)
+
+
+@dataclass(frozen=True)
+class SgdPreview:
+    """Plain gradient descent, with or without momentum."""
+
+    buffer: Tensor  # zeros: no momentum, or no step yet
+    rate: float
+    momentum: float
+    decay: Tensor | float = 0.0
+
+    @property
+    def settles(self) -> float:
+        """The sum of what momentum makes of a gradient."""
+        return 1 / (1 - self.momentum)
+
+    def kept(self) -> Tensor:
+        """The momentum."""
+        return self.buffer.mul(-self.rate * self.momentum).sub_(self.decay)
+
+    def per_gradient(self, gradient: Tensor) -> Tensor:
+        """The learning rate."""
+        return torch.full_like(gradient, -self.rate)
+
+    def update(self, gradient: Tensor) -> Tensor:
+        """The whole update, as torch.optim.SGD makes it."""
+        return self.kept().add_(gradient, alpha=-self.rate)
+
+
+@dataclass(frozen=True)
+class Response:
+    """What each side's branch does to each likelihood in one step, in nats at alpha = 1."""
+
+    ww: float  # to z_w by G_w
+    wl: float  # to z_w by G_l
+    lw: float  # to z_l by G_w
+    ll: float
+
+    def values(self) -> tuple[float, float, float, float]:
+        """All four."""
+        return self.ww, self.wl, self.lw, self.ll
+
+    def of(self, loser_share: float) -> tuple[float, float]:
+        """(b_w, b_l) with dq = alpha b_w - b_l / alpha."""
+        c = loser_share
+        return c * self.ww + (1 - c) * self.lw, -(c * self.wl + (1 - c) * self.ll)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """The coming update as a function of alpha, seen by the scores of a look."""
+
+    score_w: Tensor
+    score_l: Tensor
+    branch_w: Tensor
+    branch_l: Tensor
+    preview: AdamPreview | SgdPreview
+    clip_norm: float
+    total: Callable[[Tensor], Tensor]  # sums over workers that hold parts, and makes up for coordinates left out
+
+    def gradient(self, log_alpha: float) -> tuple[Tensor, float]:
+        """The clipped gradient and what clipping multiplied it with."""
+        gradient = self.branch_w.mul(math.exp(log_alpha)).add_(self.branch_l, alpha=math.exp(-log_alpha))
+        norm = math.sqrt(float(self.total(torch.dot(gradient, gradient).double())))
+        clipped = min(1.0, self.clip_norm / (norm + _CLIP_EPSILON))
+        return gradient.mul_(clipped), clipped
+
+    def move(self, log_alpha: float) -> Move:
+        """Of the look's likelihoods, under the update made with this factor."""
+        return seen_by(self.score_w, self.score_l, self.preview.update(self.gradient(log_alpha)[0]), self.total)
+
+    def own_move(self, log_alpha: float, weight_w: float, weight_l: float) -> Move:
+        """Of the batch itself, each pair weighing what its incentive weighs; `weight` is the mean incentive."""
+        update = self.preview.update(self.gradient(log_alpha)[0])
+        move = seen_by(self.branch_w, self.branch_l, update, self.total)
+        return Move(-move.w / weight_w if weight_w else math.nan, move.l / weight_l if weight_l else math.nan)
+
+    def response(self, log_alpha: float) -> Response:
+        """Of the look's likelihoods to each branch, clipped and scaled as at this factor."""
+        gradient, clipped = self.gradient(log_alpha)
+        scale = self.preview.per_gradient(gradient).mul_(clipped)
+        by_w, by_l = scale * self.branch_w, scale * self.branch_l
+        products = [s @ b for s in (self.score_w, self.score_l) for b in (by_w, by_l)]
+        return Response(*self.total(torch.stack(products).double()).tolist())
+
+    def band(self) -> tuple[float, float]:
+        """The true band in log alpha: below it the winner falls, above it the loser rises; +-inf where one is open."""
+        return self._root(lambda move: move.w), self._root(lambda move: move.l)
+
+    def _root(self, what: Callable[[Move], float]) -> float:
+        low, high = -WIDEST_LOG_ALPHA, WIDEST_LOG_ALPHA
+        if what(self.move(low)) > 0:
+            return -math.inf
+        if what(self.move(high)) < 0:
+            return math.inf
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if what(self.move(middle)) > 0:
+                high = middle
+            else:
+                low = middle
+        return (low + high) / 2
+
+
+def seen_by(score_w: Tensor, score_l: Tensor, update: Tensor, total: Callable[[Tensor], Tensor]) -> Move:
+    """The move under an update, to first order."""
+    return Move(*total(torch.stack([score_w @ update, score_l @ update]).double()).tolist())
+
+
+@dataclass
+class Drift:
+    """How far fresh pairs are from where training began: an average that forgets pairs, not steps."""
+
+    w: float = 0.0
+    l: float = 0.0  # noqa: E741
+    weight: float = 0.0
+
+    def add(self, pairs: int, mean: Move) -> None:
+        """Takes in the mean drift of pairs that were not trained on yet."""
+        keep = math.exp(-pairs / DRIFT_MEMORY)
+        self.w, self.l, self.weight = (
+            keep * old + (1 - keep) * new for old, new in ((self.w, mean.w), (self.l, mean.l), (self.weight, 1.0))
+        )
+
+    @property
+    def mean(self) -> Move:
+        """The average; zero before the first pair."""
+        return Move(self.w / self.weight, self.l / self.weight) if self.weight else Move(0.0, 0.0)
+
+
+class UpdateCalibrator:
+    """Holds q where training began, by the update that is really made.
+
+    At every step the drift of q is to be undone within HORIZON steps, and momentum and gradient together must do that:
+
+        f + alpha b_w - b_l / alpha = -drift(q) / HORIZON
+
+    f is what the optimizer's memory does to q whatever the gradient, b_w and b_l what the two branches do to it,
+    averaged over looks.
+    """
+
+    def __init__(self, loser_share: float = LOSER_SHARE):
+        self.loser_share = loser_share
+        self.log_alpha = 0.0
+        self.looks = 0
+        self.response: Response | None = None  # averaged, of a gradient that lasts
+        self.score_w: Tensor | None = None  # of the last look
+        self.score_l: Tensor | None = None
+
+    def look(self, foreseen: Foreseen) -> None:
+        """Takes in what a look showed."""
+        self.looks += 1
+        weight = max(1 / self.looks, RESPONSE_WEIGHT)
+        settles = foreseen.preview.settles
+        seen = foreseen.response(self.log_alpha)
+        old = self.response or Response(0.0, 0.0, 0.0, 0.0)
+        self.response = Response(
+            *(
+                (1 - weight) * before + weight * settles * now
+                for before, now in zip(old.values(), seen.values(), strict=True)
+            )
+        )
+        self.score_w, self.score_l = foreseen.score_w, foreseen.score_l
+
+    def decide(
+        self,
+        preview: AdamPreview | SgdPreview,
+        total: Callable[[Tensor], Tensor],
+        drift: Move,
+        *,
+        guarding: bool = False,
+    ) -> float:
+        """log alpha of the coming step; the last one where the branches do not pull q apart.
+
+        `guarding`: the winner fell too far; q is the winner alone until it is back.
+        """
+        if self.response is None or self.score_w is None or self.score_l is None:
+            return self.log_alpha
+        share = 1.0 if guarding else self.loser_share
+        memory = seen_by(self.score_w, self.score_l, preview.kept(), total)
+        wanted = memory.of(share) + drift.of(share) / HORIZON
+        b_w, b_l = (b / preview.settles for b in self.response.of(share))
+        if b_w > 0 and b_l > 0:
+            self.log_alpha = _bounded(math.log((math.sqrt(wanted**2 + 4 * b_w * b_l) - wanted) / (2 * b_w)))
+        return self.log_alpha
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know, exact in JSON but for the scores of the last look."""
+        return {
+            "log_alpha": self.log_alpha,
+            "looks": self.looks,
+            "response": list(self.response.values()) if self.response else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Restores what `state_dict` gave."""
+        if state is None:
+            return
+        self.log_alpha, self.looks = float(state["log_alpha"]), int(state["looks"])
+        self.response = Response(*state["response"]) if state["response"] else None
+
+
+def _bounded(log_alpha: float) -> float:
+    return min(max(log_alpha, -WIDEST_LOG_ALPHA), WIDEST_LOG_ALPHA)

@@ -1,0 +1,193 @@
+"""A look at pairs not yet trained on: what the updates since the last look did to them, and what the next one will do.
+
+Every few steps the mean scores of some pairs that training comes to later are taken over everything trained, each side
+with a backward of its own. Their product with the way the weights went since the last look predicts how such pairs
+moved; their product with the update that the optimizer is about to make is what calibration steers by.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rcray.calibration.scores import Gradients, Reduce
+from rcray.calibration.update import AdamPreview, Foreseen, Move, SgdPreview, UpdateCalibrator, seen_by
+from rcray.data.batch import Batch
+from rcray.data.layout import Layout
+from rcray.models.capabilities import capabilities_of
+from rcray.objectives import objective
+from rcray.train.extra_gradients import ExtraGradients
+from rcray.train.micro import PlainPart, Policy, ReadOff
+
+#: Coordinates that a look keeps at most; of more, a fixed random share stands for the rest.
+MOST_COORDINATES = 2**21
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """The pairs of a look on this worker."""
+
+    batches: Sequence[Batch]
+    pairs: int  # over all workers
+    start: Tensor  # [2, pairs here] their likelihoods where training began, chosen and rejected
+
+
+@dataclass(frozen=True)
+class Look:
+    """Mean scores of fresh pairs on the coordinates that are read, and how far the pairs are from where they began."""
+
+    score_w: Tensor
+    score_l: Tensor
+    drift: Move
+    pairs: int
+    predicted: Move | None  # their move since the last look, to first order; None at the first
+
+
+class Coordinates:
+    """Which entries of the trained parameters a look reads: all, or a share drawn once."""
+
+    def __init__(self, parameters: Sequence[Tensor], rank: int, reduce: Reduce | None, most: int = MOST_COORDINATES):
+        sharded = any(isinstance(p, DTensor) for p in parameters)
+        self.reduce = reduce if sharded else None  # whole parameters are the same on every worker
+        # Of a sharded model each worker reads its shards; what all of them hold is read by the first.
+        self.mine = [isinstance(p, DTensor) or not sharded or rank == 0 for p in parameters]
+        everything = sum(p.numel() for p in parameters)
+        self.share = min(1.0, most / everything)
+        self.index: list[Tensor | None] = [None] * len(parameters)
+        if self.share < 1:
+            generator = torch.Generator().manual_seed(0)
+            for i, p in enumerate(parameters):
+                count = _local(p).numel()
+                drawn = torch.randperm(count, generator=generator)[: round(self.share * count)]
+                self.index[i] = drawn.sort().values.to(_local(p).device)
+
+    def flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        """These entries of one tensor per parameter, as one vector."""
+        parts = [
+            _local(tensor.detach()).reshape(-1) if index is None else _local(tensor.detach()).reshape(-1)[index]
+            for tensor, index, mine in zip(tensors, self.index, self.mine, strict=True)
+            if mine
+        ]
+        return torch.cat([part.float() for part in parts])
+
+    def total(self, partial: Tensor) -> Tensor:
+        """From a product over these entries to one over all."""
+        whole = partial if self.reduce is None else self.reduce.sum(partial)
+        return whole / self.share
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Looks:
+    """Takes looks, and keeps what the last one saw."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float,
+        *,
+        rank: int = 0,
+        reduce: Reduce | None = None,
+        sum_gradients: Callable[[Sequence[Tensor]], None] | None = None,
+    ):
+        # Plain likelihoods, whatever the objective makes of its tokens: what the probe and the evaluation measure.
+        self.policy = replace(policy, objective=objective("dpo"), reference=None, live_reference=None)
+        self.optimizer, self.clip_norm = optimizer, clip_norm
+        self.reduce, self.sum_gradients = reduce, sum_gradients
+        self.parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.coordinates = Coordinates(self.parameters, rank, reduce)
+        self.last: dict[str, Tensor] = {}  # weights and scores of the last look, for checkpoints too
+
+    def take(self, fresh: Fresh) -> Look:
+        """Scores of fresh pairs under the weights as they stand, each side by a backward of its own."""
+        branches: tuple[Gradients, Gradients] = ([], [])
+        likelihoods = []
+        for batch in fresh.batches:
+            micro = self._forward(batch)
+            seeds = torch.full_like(micro.pairs.z_w, 1 / fresh.pairs)
+            micro.branches(seeds, seeds, branches, self.parameters)
+            likelihoods.append(torch.stack([micro.pairs.z_w, micro.pairs.z_l]).detach())
+        if self.sum_gradients:
+            for side in branches:
+                self.sum_gradients(side)
+        flat, before = self.coordinates.flat, self.last
+        self.last = {"weights": flat(self.parameters), "score_w": flat(branches[0]), "score_l": flat(branches[1])}
+        return Look(
+            self.last["score_w"],
+            self.last["score_l"],
+            drift=self._drift(torch.cat(likelihoods, 1) - fresh.start, fresh.pairs),
+            pairs=fresh.pairs,
+            predicted=self._since(before) if before else None,
+        )
+
+    def restore(self, last: dict[str, Tensor], calibrator: Any) -> None:
+        """Goes on from a checkpoint: what the last look saw is also what calibration steers by until the next."""
+        self.last = {name: tensor.to(self.policy.device) for name, tensor in last.items()}
+        if self.last and isinstance(calibrator, UpdateCalibrator):
+            calibrator.score_w, calibrator.score_l = self.last["score_w"], self.last["score_l"]
+
+    def _forward(self, batch: Batch) -> ReadOff | ExtraGradients:
+        policy = self.policy
+        if not capabilities_of(policy.model).plain_head:
+            return ExtraGradients(policy, batch, ())
+
+        def part(layout: Layout, _weights: Tensor | None) -> PlainPart:
+            return PlainPart(policy.model, layout, policy.short_mlp)
+
+        return ReadOff(policy, batch, part, apart=True)
+
+    def _since(self, before: dict[str, Tensor]) -> Move:
+        """The move of pairs like those of the last look and of this one, by the mean of their scores at both ends."""
+        way = self.last["weights"] - before["weights"]
+        score_w, score_l = ((self.last[name] + before[name]) / 2 for name in ("score_w", "score_l"))
+        return seen_by(score_w, score_l, way, self.coordinates.total)
+
+    def _drift(self, changes: Tensor, pairs: int) -> Move:
+        sums = changes.sum(1, dtype=torch.float64)
+        return Move(*((sums if self.reduce is None else self.reduce.sum(sums)) / pairs).tolist())
+
+    def foresee(self, look: Look, branch_w: Gradients, branch_l: Gradients) -> Foreseen | None:
+        """The coming update as a function of alpha; None for an optimizer whose memory cannot be read."""
+        preview = self.preview()
+        if preview is None:
+            return None
+        flat = self.coordinates.flat
+        branches = flat(branch_w), flat(branch_l)
+        return Foreseen(look.score_w, look.score_l, *branches, preview, self.clip_norm, self.coordinates.total)
+
+    def preview(self) -> AdamPreview | SgdPreview | None:
+        """What the optimizer would do next."""
+        return preview_of(self.optimizer, self.parameters, self.coordinates)
+
+
+def preview_of(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], coordinates: Coordinates
+) -> AdamPreview | SgdPreview | None:
+    """What this optimizer would do next; None where its memory cannot be read (8-bit moments)."""
+    group: dict[str, Any] = optimizer.param_groups[0]
+    flat = coordinates.flat
+    states = [optimizer.state.get(p, {}) for p in parameters]
+
+    def kept(name: str) -> Tensor:
+        """A moment of every parameter; zero before the first step."""
+        return flat(
+            [
+                s[name] if s.get(name) is not None else torch.zeros_like(p)
+                for s, p in zip(states, parameters, strict=True)
+            ]
+        )
+
+    decays = [g["lr"] * g.get("weight_decay", 0.0) for g in optimizer.param_groups for _ in g["params"]]
+    decay = flat([p.detach() * d for p, d in zip(parameters, decays, strict=True)]) if any(decays) else 0.0
+    if isinstance(optimizer, torch.optim.SGD):
+        return SgdPreview(kept("momentum_buffer"), group["lr"], group["momentum"], decay)
+    if isinstance(optimizer, torch.optim.AdamW):
+        steps = int(states[0].get("step", 0))
+        return AdamPreview(kept("exp_avg"), kept("exp_avg_sq"), steps, group["lr"], group["betas"], group["eps"], decay)
+    return None
