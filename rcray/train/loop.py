@@ -293,7 +293,7 @@ class Training:
         first, last = self.progress.first_probe, self.progress.last_probe
         if not first or not last:
             return None
-        tokens = float(self.probe.chosen.response.sum()) / len(self.probe.index)
+        tokens = float(self.probe.lengths[:, 1].mean())  # of the chosen answers
         return (last[0] - first[0]) / (1.0 if self.state.policy.likelihood == "mean" else tokens)
 
     def _over_workers(self, count: int) -> int:
