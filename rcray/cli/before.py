@@ -45,7 +45,7 @@ def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = No
 def init(
     file: Annotated[Path, typer.Argument(help="experiment file to write; never overwritten")] = Path("experiment.yaml"),
     model: Annotated[str, typer.Option(help="embedded model, preset, hub id, or directory")] = "tiny-neox",
-    data: Annotated[str, typer.Option(help="synthetic, ultrafeedback, hh, a file, directory or hub id")] = "synthetic",
+    data: Annotated[str, typer.Option(help="a known dataset, a file, directory or hub id")] = "synthetic",
     method: Annotated[
         Literal["full", "lora", "qlora"] | None, typer.Option(help="what is trained; as the model's preset says")
     ] = None,
@@ -54,11 +54,15 @@ def init(
     rejected: Annotated[str, typer.Option(help="column of the rejected answers")] = "rejected",
 ) -> None:
     """Write a commented starter experiment for your model and data."""
+    from rcray.config.models import embedded_models
     from rcray.starter import Wanted, write_starter
 
     columns = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     experiment, cells = write_starter(file, Wanted(model, data, method, columns))
     typer.echo(f"{file}: experiment {experiment.name!r} with {cells} cells")
+    execution = experiment.run.get("execution", {})
+    if model not in embedded_models() and not execution.get("gpus_per_worker"):
+        typer.echo("  no GPU was seen here: its cells are placed on CPUs (execution.gpus_per_worker: 0)")
     typer.echo(f"  rcray plan {shlex.quote(str(file))}")
     typer.echo(f"  rcray sweep {shlex.quote(str(file))}")
 
@@ -130,14 +134,19 @@ def plan(
     set_: SetOption = None,
     tiny: TinyOption = False,
     cluster: ClusterOption = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="time one micro-batch here; reads the model, caches it and the data")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show the unique cells of all files, which are done, what they take and what contradicts; nothing is run."""
     from rcray.sweep.placement import read_cluster_file
-    from rcray.sweep.planning import make_plan, plan_table, summary
+    from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
     planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    if measure:
+        planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:
         typer.echo(json.dumps(planned.rows(), indent=2))
     else:

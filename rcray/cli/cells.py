@@ -44,6 +44,7 @@ def train(
     uri = tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
     announce(f"{cell.label}: loading")
+    _say_held_out([cell])
     from rcray.pipeline import train as run
     from rcray.progress import ProgressLine
     from rcray.train.launch import is_whole
@@ -59,7 +60,7 @@ def train(
             check_before_start([cell], None)
             stack.enter_context(connected(needs_dashboard=True))
             check_placement([cell], possible_nodes(None))
-        line = stack.enter_context(ProgressLine(cell.label))
+        line = stack.enter_context(ProgressLine(cell.label, opened.run(cell.run_id).path))
         outcome = run(experiment, cell, opened, tracking_uri=uri, on_step=line.update, profile=profile)
     record = outcome.status
     done = f", {record.step} steps in {record.seconds:.1f} s" if record.total_steps else ""
@@ -96,6 +97,7 @@ def sweep(
         )
     opened = Store.open(store)
     announce(f"{experiment.name}: {len(cells)} cells, starting")
+    _say_held_out(cells)
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
@@ -160,6 +162,13 @@ def submit(
     command = ["sweep", file_in_job(file, working_dir), *options]
     submission = Submission(experiment.name, command, working_dir.resolve(), parse_env(env or ()))
     sys.exit(run(submission, address, follow_log=not no_follow, write=_write_through))
+
+
+def _say_held_out(cells: Any) -> None:
+    from rcray.sweep.planning import held_out_notes
+
+    for note in held_out_notes(cells):
+        typer.echo(note, err=True)
 
 
 def _write_through(text: str) -> None:

@@ -60,6 +60,25 @@ def evaluate(
     measure(targets, settings, typer.echo, lambda line: typer.echo(line, err=True))
 
 
+@app.command(short_help="a trained model as a plain directory, with a model card")
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="run id, or its directory", show_default=False)],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="directory to write; must not be there")],
+    merge: Annotated[bool, typer.Option("--merge", help="whole weights, the adapter merged into its base")] = False,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Write a finished run as a plain peft or transformers directory: weights, tokenizer, card, chain."""
+    opened = Store.open(store)
+    typer.echo(f"exporting {run} to {to}", err=True)
+    from rcray.evaluate.command import find_run
+    from rcray.export import export_run
+
+    target = find_run(run, opened)
+    made = export_run(target.config, target.store, to, merge=merge)
+    typer.echo(f"{target.label}: {made.kind} in {made.directory}")
+    typer.echo(made.loader)
+
+
 app.add_typer(alpaca_eval, name="alpaca-eval", short_help="AlpacaEval: answers, a judge, win rates")
 app.add_typer(alpaca_eval, name="arena", hidden=True)  # its first name
 

@@ -24,6 +24,10 @@ def _open_part(config: DataConfig, subset: str | None, split: str | None) -> Row
     path = find_local(location)
     if path is not None:
         return local_rows(path / subset if subset else path, split)
+    if source.wheel is not None and not config.path:
+        from rcray.data.alpacaeval import pairs_dir
+
+        return local_rows(pairs_dir(source.wheel), split)
     if config.path or source.name in ("file", "directory"):
         field = "data.path" if config.path else "data.name"
         raise DataError(f"{field}: {location}: no such file or directory", fix=_nearby(Path(location)))

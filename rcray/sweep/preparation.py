@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rcray.config import RunConfig, content_key
-from rcray.models.reference import SHARD
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 
 log = logging.getLogger(__name__)
+
+LARGE = 2048  # pairs; below it the first cell that needs them is quick enough
 
 
 def prepare_shared(cells: Sequence[Cell], store: Store, places: int) -> None:
@@ -27,7 +28,7 @@ def prepare_shared(cells: Sequence[Cell], store: Store, places: int) -> None:
 
 def _is_large(config: RunConfig) -> bool:
     pairs = config.data.train_pairs
-    return pairs is None or pairs > SHARD
+    return pairs is None or pairs > LARGE
 
 
 def shared_data(cells: Sequence[Cell]) -> list[RunConfig]:
@@ -79,7 +80,7 @@ def build_references(configs: Sequence[RunConfig], store: Store, places: int) ->
 
     for config in configs:
         pairs = config.data.train_pairs
-        tasks = places if pairs is None else min(places, -(-pairs // SHARD))
+        tasks = places if pairs is None else min(places, -(-pairs // LARGE))
         execution = config.execution
         task = ray.remote(compute_reference).options(
             num_cpus=execution.cpus_per_worker, num_gpus=execution.gpus_per_worker, max_retries=2

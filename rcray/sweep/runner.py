@@ -73,7 +73,7 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
     def watch() -> None:
         while not stop.wait(_REFRESH_SECONDS):
             try:
-                refresh([key for key in running if store.run(key).path.exists()])
+                refresh(running)
             except OSError as error:  # a full disk: the cells meet it too, and the end of the sweep says it
                 log.debug("ledger not written: %s", error)
 

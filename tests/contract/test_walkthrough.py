@@ -24,6 +24,9 @@ def test_what_is_run_instead_stands_in_the_readme():
 #: What a command must have said for the README to be true, as patterns.
 SAYS = {
     "make quickstart": "4 ok",
+    "make real": "2 ok",
+    "rcray plan experiments/smoke.yaml --measure": "Measured here",
+    "rcray export RUN_ID --to exported --merge": "from_pretrained",
     "rcray doctor": "0 broken",
     "rcray init my.yaml --model ./my-model --data pairs.jsonl --method lora": "rcray sweep my.yaml",
     "rcray objectives": f"{len(BUILT_IN)} objectives",
