@@ -260,11 +260,13 @@ class UpdateCalibrator:
         self.score_l: Tensor | None = None
 
     def look(self, foreseen: Foreseen) -> None:
-        """Takes in what a look showed."""
+        """Takes in what a look showed; one of a gradient that overflowed shows nothing."""
+        seen = foreseen.response(self.log_alpha)
+        if not all(map(math.isfinite, seen.values())):
+            return
         self.looks += 1
         weight = max(1 / self.looks, RESPONSE_WEIGHT)
         settles = foreseen.preview.settles
-        seen = foreseen.response(self.log_alpha)
         old = self.response or Response(0.0, 0.0, 0.0, 0.0)
         self.response = Response(
             *(

@@ -48,7 +48,7 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
         if reason := storage_fault(error):  # nothing can be written down there, and another try would meet the same
             tune.report({"finished": True, STORAGE: reason})
             return
-        from rcray.train.loop import record_failure
+        from rcray.train.failure import record_failure
 
         write_atomic(run.path / "error.log", redact(traceback.format_exc()))
         record_failure(run, error)

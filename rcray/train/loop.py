@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from rcray.data.batch import LookSchedule, Schedule, collate
 from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
-from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
+from rcray.errors import DegenerateRunError, RunLockedError
 from rcray.files import publish_directory, storage_fault
 from rcray.models.inference import one_batch_sums, pair_sums
 from rcray.models.load import LoadedModel, load_model
@@ -36,10 +36,10 @@ from rcray.models.trained import save_trained
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
-from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder, sound_until
+from rcray.train.failure import lost_a_peer, record_failure
 from rcray.train.fresh import FreshPairs
 from rcray.train.mirror import Mirror
 from rcray.train.profile import StepProfile
@@ -107,7 +107,7 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
     except Exception as error:
         # A run that lost a peer did nothing wrong: Ray starts the group again. Nor did one whose disk is full.
         if not lost_a_peer(error) and not storage_fault(error):
-            record_failure(job.run, error, job)
+            record_failure(job.run, error, job.attempt, job.config)
             if rank == 0 and job.mirror:
                 job.mirror.push()
         raise
@@ -128,33 +128,6 @@ def _device(job: Job) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda") if job.inside else ray.train.torch.get_device()
-
-
-def lost_a_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another worker went away."""
-    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "by peer"))
-
-
-def record_failure(run: RunDir, error: BaseException, job: Job | None = None) -> None:
-    """Writes down why a run ended; the kind of error decides its state. The first record of an attempt stays.
-
-    `job` is the attempt it happened in; None for what came after training.
-    """
-    record = run.read_status()
-    if record.status in UNSUCCESSFUL and record.attempt == (job.attempt if job else ""):
-        return
-    state = State.FAILED
-    if isinstance(error, DegenerateRunError):
-        state = State.DEGENERATE
-    elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        state = State.OOM
-    message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
-    record = replace(record, run_id=run.run_id, status=state, error=redact(message))
-    if job:
-        record = replace(record, label=job.config.label, fidelity=job.config.fidelity, attempt=job.attempt)
-    run.write_status(record)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from rcray.calibration import Calibration, observe, predicted_pathway
 from rcray.calibration.band import Statistics
-from rcray.calibration.update import Move
+from rcray.calibration.update import Foreseen, Move
 from rcray.train.look import Look
 
 _LOGS = ("log_d_w", "log_d_l", "log_s_w", "log_s_l", "rho")
@@ -46,6 +46,19 @@ class StepOutcome:
     judged: Judged | None
     seconds: float
     lost: str = ""  # why no update was made, if none was
+
+
+def judge(look: Look, foreseen: Foreseen | None, log_alpha: float, decisions: Sequence[Decision]) -> Judged:
+    """What a look says of the update that is made with this factor."""
+    if foreseen is None:
+        return Judged(look)
+    scaled = [d.calibration.calibrated for d in decisions]
+    weight_w = _mean([s.sign_w * math.exp(s.log_d_w) for s in scaled])
+    weight_l = _mean([s.sign_l * math.exp(s.log_d_l) for s in scaled])
+    own = foreseen.own_move(log_alpha, weight_w, weight_l)
+    here = _mean([s.log_r for s in scaled])
+    lower, upper = (here + 2 * edge for edge in foreseen.band())
+    return Judged(look, own, foreseen.move(log_alpha), (lower, upper))
 
 
 def row_of(outcome: StepOutcome) -> dict[str, Any]:

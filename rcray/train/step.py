@@ -25,7 +25,7 @@ from torch.profiler import record_function
 from rcray.calibration import Calibrator, Reduce, mean_incentives, observe
 from rcray.calibration.band import Statistics, from_products, statistics, summarise
 from rcray.calibration.scores import Gradients, Products, SideScores
-from rcray.calibration.update import Drift, Foreseen, Move, UpdateCalibrator
+from rcray.calibration.update import Drift, Move, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
 from rcray.objectives.base import Incentives, PairLogps, incentives
@@ -34,7 +34,7 @@ from rcray.train.look import Fresh, Look, Looks
 from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradients, of_both_sides
 from rcray.train.parts import HeadPart, ScoreSource
 from rcray.train.profile import PHASE
-from rcray.train.record import Decision, Judged, StepOutcome
+from rcray.train.record import Decision, Judged, StepOutcome, judge
 from rcray.train.scaling import OVERFLOW, LossScaling
 
 Micro = ReadOff | ExtraGradients
@@ -204,22 +204,10 @@ def _join_branches(
             log_alpha = state.calibrator.decide(
                 foreseen.preview, foreseen.total, state.drift.mean, guarding=state.guarding
             )
-        judged = _judge(look, foreseen, log_alpha, decisions)
+        judged = judge(look, foreseen, log_alpha, decisions)
         for parameter, from_w, from_l in zip(state.update.parameters, *branches, strict=True):
             parameter.grad = from_w.mul_(math.exp(log_alpha)).add_(from_l, alpha=math.exp(-log_alpha))
     return judged, log_alpha
-
-
-def _judge(look: Look, foreseen: Foreseen | None, log_alpha: float, decisions: Sequence[Decision]) -> Judged:
-    if foreseen is None:
-        return Judged(look)
-    scaled = [d.calibration.calibrated for d in decisions]
-    weight_w = sum(s.sign_w * math.exp(s.log_d_w) for s in scaled) / len(scaled)
-    weight_l = sum(s.sign_l * math.exp(s.log_d_l) for s in scaled) / len(scaled)
-    own = foreseen.own_move(log_alpha, weight_w, weight_l)
-    here = sum(s.log_r for s in scaled) / len(scaled)
-    lower, upper = (here + 2 * edge for edge in foreseen.band())
-    return Judged(look, own, foreseen.move(log_alpha), (lower, upper))
 
 
 def _backward(

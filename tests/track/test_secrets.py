@@ -16,7 +16,7 @@ from rcray.store import Store
 from rcray.sweep.ledger import build_ledger
 from rcray.track.address import tracking_address
 from rcray.track.provenance import environment
-from rcray.train.loop import record_failure
+from rcray.train.failure import record_failure
 from tests.track.stored_runs import finish, make_cell, set_status, train_to
 
 SECRETS = {

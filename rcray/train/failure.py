@@ -1,0 +1,39 @@
+"""Why a training ended before its time: written down, unless the fault was not the run's own."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from rcray.config import RunConfig
+from rcray.errors import DegenerateRunError, RcrayError
+from rcray.records.states import UNSUCCESSFUL, State
+from rcray.secrets import redact
+from rcray.store import RunDir
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another worker went away."""
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "by peer"))
+
+
+def record_failure(run: RunDir, error: BaseException, attempt: str = "", config: RunConfig | None = None) -> None:
+    """Writes down why a run ended; the kind of error decides its state. The first record of an attempt stays.
+
+    `attempt` names the launch it happened in, of a run with this config; nothing for what came after training.
+    """
+    record = run.read_status()
+    if record.status in UNSUCCESSFUL and record.attempt == attempt:
+        return
+    state = State.FAILED
+    if isinstance(error, DegenerateRunError):
+        state = State.DEGENERATE
+    elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        state = State.OOM
+    message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
+    record = replace(record, run_id=run.run_id, status=state, error=redact(message))
+    if config is not None:
+        record = replace(record, label=config.label, fidelity=config.fidelity, attempt=attempt)
+    run.write_status(record)
