@@ -1,6 +1,11 @@
 """What a person sees while something runs: a live ledger or a progress line; plain lines where there is no terminal."""
 
+import contextlib
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -8,17 +13,24 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rcray.records.ledger import Ledger
+from rcray.records.progress import read_progress
 from rcray.sweep.ledger import ledger_table
+from rcray.track.delivery import Tally
+
+
+LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
+_LOOK_SECONDS = 1.0
 
 
 class LedgerScreen:
-    """The ledger, redrawn in place on a terminal; elsewhere one line whenever a cell changes its status."""
+    """The ledger, redrawn in place on a terminal; elsewhere a line per change of status, and of progress at times."""
 
     def __init__(self, title: str):
         self.title = title
         self.console = Console()
         self.live: Live | None = None
         self.shown: dict[str, str] = {}
+        self.told = time.monotonic()
         self.last: Ledger | None = None
 
     def __enter__(self) -> "LedgerScreen":
@@ -37,6 +49,10 @@ class LedgerScreen:
             if self.shown.get(entry.run_id, "pending") != entry.status:
                 self.console.print(f"{entry.status:10s} {entry.label}", markup=False, highlight=False)
             self.shown[entry.run_id] = entry.status
+        if time.monotonic() - self.told > LINE_SECONDS:
+            self.told = time.monotonic()
+            for line in ledger.doings():
+                self.console.print(f"{'':10s} {line}", markup=False, highlight=False)
 
     def __exit__(self, *_: object) -> None:
         if self.live:
@@ -46,10 +62,17 @@ class LedgerScreen:
 
 
 class ProgressLine:
-    """One training run: step, loss, change of both likelihoods, share in the band, tokens per second, time left."""
+    """One training run: step, loss, change of both likelihoods, share in the band, tokens per second, time left.
 
-    def __init__(self, label: str):
+    What comes before the first step, and steps of a worker group, are read from the run's directory. Where there is no
+    terminal, a line says the same every half minute.
+    """
+
+    def __init__(self, label: str, run: Path):
         self.label = label
+        self.run = run
+        self.ended = threading.Event()
+        self.watcher = threading.Thread(target=self._watch, name="progress", daemon=True)
         self.console = Console(stderr=True)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -67,7 +90,20 @@ class ProgressLine:
     def __enter__(self) -> "ProgressLine":
         self.progress.start()
         self.task = self.progress.add_task(self.label, total=None, text="")
+        self.watcher.start()
         return self
+
+    def _watch(self) -> None:
+        told = time.monotonic()
+        while not self.ended.wait(_LOOK_SECONDS):
+            found = read_progress(self.run)
+            if found is None:
+                continue
+            if not self.steps:
+                self.progress.update(self.task, completed=found.done, total=found.total or None, text=found.text)
+            if not self.console.is_terminal and time.monotonic() - told > LINE_SECONDS:
+                told = time.monotonic()
+                self.console.print(f"{self.label}: {found.text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, row: dict[str, Any]) -> None:
         """Takes one step's record."""
@@ -83,4 +119,50 @@ class ProgressLine:
         self.progress.update(self.task, completed=row["step"], total=row["total_steps"], text=text)
 
     def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.watcher.join()
         self.progress.stop()
+
+
+class DeliveryLine:
+    """A delivery: what was sent so far. Without a terminal a line now and then, which also shows that it is alive."""
+
+    def __init__(self, name: str, address: str):
+        self.text = f"delivering {name} to {address}"
+        self.console = Console(stderr=True)
+        self.live: Any = None
+        self.shown = ("", 0.0)
+
+    def __enter__(self) -> "DeliveryLine":
+        self.console.print(self.text, markup=False, highlight=False, soft_wrap=True)
+        if self.console.is_terminal:
+            self.live = self.console.status("")
+            self.live.start()
+        return self
+
+    def update(self, sent: Tally) -> None:
+        """Takes what was sent since the start."""
+        text, since = self.shown
+        if self.live:
+            self.live.update(f"{sent} (Ctrl-C ends the delivery, not the training)")
+        elif str(sent) != text and time.monotonic() - since > LINE_SECONDS:
+            self.console.print(f"  {sent}", markup=False, highlight=False, soft_wrap=True)
+            self.shown = (str(sent), time.monotonic())
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is in here as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,8 @@
-"""`rcray init`: a commented experiment file for the user's own model and data, checked before it is written."""
+"""`rcray init`: a commented experiment file for the user's own model and data, checked before it is written.
+
+It looks at what it is given: the model's config, the rows of a file and how long they are, the devices and the memory
+of this machine. The sizes it writes fit.
+"""
 
 import tempfile
 import textwrap
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from rcray.config import Experiment, load_experiment
@@ -14,13 +19,16 @@ from rcray.config.data import DataConfig
 from rcray.config.datasets import known_datasets, source_of
 from rcray.config.load import build_run
 from rcray.config.model import Method, train_defaults
-from rcray.config.models import MODELS, embedded_models, preset_models
+from rcray.config.models import MODELS, embedded_models, preset_models, short_name
 from rcray.config.schema import TrainConfig
+from rcray.data.survey import held_out_size, survey
 from rcray.errors import ConfigError, did_you_mean
+from rcray.sweep.cost import GPU, estimate
 from rcray.sweep.grid import expand
 
 _LARGEST_NAME = 64
-_HELD_OUT_SHARE = 5  # of a file without a split of its own, one row in five at the most
+_LENGTHS = (128, 256, 384, 512, 768, 1024)  # of max_length: the first that holds nine rows in ten
+_MEMORY_SHARE = 0.4  # of the main memory for one cell on a CPU: two fit
 _FEWEST_ROWS = 4
 _FEWEST_STEPS = 4  # a batch that leaves fewer is halved
 _TINY_RATE, _ADAPTER_RATE = 5e-5, 1e-4  # the quickstart's; the usual one of adapters
@@ -62,9 +70,17 @@ def render(name: str, wanted: Wanted) -> str:
     config = build_run({"model": model, "data": data}, {}, "rcray init")
     rows = _rows(config.data)
     batch = _batch_size(config.data, config.train, rows)
+    tiny = wanted.model in embedded_models()
+    gpus = 0 if tiny else min(1, gpus_here())
+    micro_batch = min(batch, config.train.micro_batch_size)
     if rows is not None:
-        data["eval_pairs"] = max(2, min(config.data.eval_pairs, rows // _HELD_OUT_SHARE))
-    title, tiny = f"{wanted.model} on {wanted.data}", wanted.model in embedded_models()
+        data["eval_pairs"] = held_out_size(config.data, rows)  # what will be taken, and not more
+        found = survey(config.data, config.model)
+        if found is not None and not tiny:
+            data["max_length"] = next((size for size in _LENGTHS if size >= found.typical), _LENGTHS[-1])
+            data["max_prompt_length"] = data["max_length"] * 3 // 4
+        micro_batch = _micro_batch(model, data, batch, micro_batch, gpus)
+    title = f"{short_name(wanted.model)} on {short_name(wanted.data)}"
     lines = [
         f"# An experiment of rcray: {_comment(title)}. What is left out has a default; `rcray show-config` prints",
         "# every setting it resolves to, `rcray plan` the cells and what they take, `rcray sweep` runs them.",
@@ -87,16 +103,16 @@ def render(name: str, wanted: Wanted) -> str:
         "  train:",
         "    epochs: 1",
         _line(f"    batch_size: {batch}", "pairs per optimizer step"),
-        _line(f"    micro_batch_size: {min(batch, config.train.micro_batch_size)}", "pairs per forward: memory"),
+        _line(f"    micro_batch_size: {micro_batch}", "pairs per forward: memory"),
         _rate_line(model, config.train),
         "    seed: 42",
         "  calibration:",
         _line("    ema_beta: 0.98", "momentum of the calibration's averages; 0: none"),
         "  execution:",
         _line("    workers: 0", "0: inside the trial's process; n: a Ray Train group of n workers"),
-        _line(f"    gpus_per_worker: {0 if tiny else 1}", "0: CPU; 1: a GPU; 0.5: two cells on one"),
+        _line(f"    gpus_per_worker: {gpus}", _gpu_comment(tiny, gpus)),
         _line("    checkpoint_every: 50", "steps a lost process may cost"),
-        "# Every combination is a cell; `rcray objectives` lists the fifteen objectives and their defaults.",
+        "# Every combination is a cell; `rcray objectives` lists the objectives and their defaults.",
         "grid:",
         "  objective:",
         "    - dpo",
@@ -112,6 +128,32 @@ def render(name: str, wanted: Wanted) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def gpus_here() -> int:
+    """GPUs that this machine's driver shows; torch is not asked, which takes seconds."""
+    nvidia = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    amd = len(list(Path("/dev/dri").glob("renderD*"))) if Path("/dev/kfd").exists() else 0
+    return nvidia or amd
+
+
+def _gpu_comment(tiny: bool, gpus: int) -> str:
+    if not tiny and not gpus:
+        return "no GPU was seen here; 1: a GPU; 0.5: two cells on one"
+    return "0: CPU; 1: a GPU; 0.5: two cells on one"
+
+
+def _micro_batch(model: Mapping[str, Any], data: Mapping[str, Any], batch: int, size: int, gpus: int) -> int:
+    """The micro-batch halved until one cell fits its share of this machine's memory, or of a GPU's."""
+    room = GPU.memory if gpus else _MEMORY_SHARE * psutil.virtual_memory().total
+    while True:
+        train = {"batch_size": batch, "micro_batch_size": size}
+        settings = {"model": model, "data": data, "train": train, "execution": {"gpus_per_worker": gpus}}
+        cost = estimate(build_run(settings, {}, "rcray init"))
+        needed = cost.train_bytes if gpus else cost.host_bytes
+        if size == 1 or needed is None or needed <= room:
+            return size
+        size //= 2
 
 
 def _line(setting: str, comment: str) -> str:

@@ -8,6 +8,7 @@ from rcray.aggregate.collect import CellResult
 from rcray.aggregate.estimators import EstimatorPair
 from rcray.aggregate.groups import NO_RECORDS, Comparison, Setting, has_seeds
 from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
 
 _HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
@@ -138,7 +139,10 @@ def head_full_table(pairs: Sequence[EstimatorPair]) -> Table | None:
         ),
         columns=(*_HEADS, *columns),
         rows=tuple(
-            Row(pair.model, (Entry(pair.title), Entry(pair.rc), *(_pair_entry(pair, column) for column in columns)))
+            Row(
+                table_name(pair.model),
+                (Entry(pair.title), Entry(pair.rc), *(_pair_entry(pair, column) for column in columns)),
+            )
             for pair in pairs
         ),
         name="head-versus-full",
@@ -156,7 +160,7 @@ def _pair_entry(pair: EstimatorPair, column: Column) -> Entry:
 
 def _rows(comparisons: Sequence[Comparison], entries: Callable[[Setting], list[Entry]]) -> tuple[Row, ...]:
     return tuple(
-        Row(c.model, (Entry(c.title), Entry(setting.rc), *entries(setting)))
+        Row(table_name(c.model), (Entry(c.title), Entry(setting.rc), *entries(setting)))
         for c in comparisons
         for setting in c.settings
     )

@@ -9,6 +9,7 @@ from rcray.aggregate.groups import MIXED, Comparison, Setting, compare, differen
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.summary import IN_BAND, PREDICTED, REALISED
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
+from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
 
 _DELTA, _P = "accuracy_delta_points", "p"
@@ -86,7 +87,7 @@ def _row(comparison: Comparison, setting: Setting, columns: Sequence[Column], se
         _P: p_entry(paired_differences(without, setting, ACCURACY)),
     }
     shown = (setting.entry(column.metric, several) if column.metric else entries[column.key] for column in columns)
-    return Row(comparison.model, tuple(shown))
+    return Row(table_name(comparison.model), tuple(shown))
 
 
 def _delta(without: Setting | None, setting: Setting, several: bool) -> Entry:
@@ -107,7 +108,7 @@ def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
     configs = [result.cell.config for result in results]
     models = list(dict.fromkeys(config.model.name for config in configs))
     if len(models) == 1:
-        yield f"Model: {models[0]}."
+        yield f"Model: {', '.join(dict.fromkeys(config.model.label for config in configs))}."
     pairs = ", ".join(map(str, held_out_pairs(results)))
     seeds = ", ".join(map(str, sorted({config.train.seed for config in configs})))
     kind = "mean ± sample standard deviation over seeds" if several else "± one standard error over held-out pairs"

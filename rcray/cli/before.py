@@ -17,6 +17,7 @@ from rcray.cli.shared import (
     StoreOption,
     TinyOption,
     TrackingOption,
+    announce,
     app,
     cells_of,
 )
@@ -27,6 +28,8 @@ from rcray.store import DEFAULT_STORE, Store
 @app.command(short_help="what is wrong with this machine, and how to fix it")
 def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = None, json_: JsonOption = False) -> None:
     """Look at versions, devices, disk, store, Ray, MLflow and the hub; say what is wrong and how to fix it."""
+    if not json_:
+        announce("looking at versions, devices, disk, store, Ray, MLflow and the hub")
     from rcray.doctor import describe, examine, is_broken
 
     findings = examine(store, tracking_uri)
@@ -42,7 +45,7 @@ def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = No
 def init(
     file: Annotated[Path, typer.Argument(help="experiment file to write; never overwritten")] = Path("experiment.yaml"),
     model: Annotated[str, typer.Option(help="embedded model, preset, hub id, or directory")] = "tiny-neox",
-    data: Annotated[str, typer.Option(help="synthetic, ultrafeedback, hh, a file, directory or hub id")] = "synthetic",
+    data: Annotated[str, typer.Option(help="a known dataset, a file, directory or hub id")] = "synthetic",
     method: Annotated[
         Literal["full", "lora", "qlora"] | None, typer.Option(help="what is trained; as the model's preset says")
     ] = None,
@@ -51,11 +54,15 @@ def init(
     rejected: Annotated[str, typer.Option(help="column of the rejected answers")] = "rejected",
 ) -> None:
     """Write a commented starter experiment for your model and data."""
+    from rcray.config.models import embedded_models
     from rcray.starter import Wanted, write_starter
 
     columns = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     experiment, cells = write_starter(file, Wanted(model, data, method, columns))
     typer.echo(f"{file}: experiment {experiment.name!r} with {cells} cells")
+    execution = experiment.run.get("execution", {})
+    if model not in embedded_models() and not execution.get("gpus_per_worker"):
+        typer.echo("  no GPU was seen here: its cells are placed on CPUs (execution.gpus_per_worker: 0)")
     typer.echo(f"  rcray plan {shlex.quote(str(file))}")
     typer.echo(f"  rcray sweep {shlex.quote(str(file))}")
 
@@ -64,6 +71,7 @@ def init(
 def objectives(json_: JsonOption = False) -> None:
     """Print the objective zoo: family, reference, incentives, defaults."""
     from rcray.config.objectives import BUILT_IN
+    from rcray.config.objectives.names import other_names
 
     rows = []
     for params in BUILT_IN:
@@ -71,7 +79,8 @@ def objectives(json_: JsonOption = False) -> None:
         fields = {name: field for name, field in params.model_fields.items() if name != "name"}
         rows.append(
             {
-                "name": params.model_fields["name"].default,
+                "name": (name := params.model_fields["name"].default),
+                "also": other_names(name),
                 "title": traits.title,
                 "family": traits.family,
                 "needs_reference": traits.needs_reference,
@@ -79,6 +88,7 @@ def objectives(json_: JsonOption = False) -> None:
                 "loss": traits.loss,
                 "d_w": traits.d_w and traits.d_w.text,
                 "d_l": traits.d_l and traits.d_l.text,
+                "where": traits.where,
                 "defaults": {name: field.default for name, field in fields.items()},
                 "parameters": {name: field.description for name, field in fields.items()},
                 "source": traits.source,
@@ -106,7 +116,15 @@ def objectives(json_: JsonOption = False) -> None:
             escape(row["d_l"] or "-"),
             escape(defaults) or "-",
         )
+    names = Table(title="Other names (trl/: a loss_type of TRL's DPOTrainer, with its defaults)", title_justify="left")
+    for column in ("name", "stands for", "likelihood"):
+        names.add_column(column)
+    for row in rows:
+        for other in row["also"]:
+            settings = "".join(f", {key}={value}" for key, value in other["settings"].items())
+            names.add_row(other["name"], escape(row["name"] + settings), other["likelihood"] or "as the run has it")
     Console().print(table)
+    Console().print(names)
 
 
 @app.command(short_help="unique cells, which are done, what they take; runs nothing")
@@ -116,23 +134,28 @@ def plan(
     set_: SetOption = None,
     tiny: TinyOption = False,
     cluster: ClusterOption = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="time one micro-batch here; reads the model, caches it and the data")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show the unique cells of all files, which are done, what they take and what contradicts; nothing is run."""
     from rcray.sweep.placement import read_cluster_file
-    from rcray.sweep.planning import make_plan, plan_table, summary
+    from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    made = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    if measure:
+        planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:
-        typer.echo(json.dumps(made.rows(), indent=2))
+        typer.echo(json.dumps(planned.rows(), indent=2))
     else:
         from rich.console import Console
 
         console = Console()
-        console.print(plan_table(made, console.width))
-        console.print(summary(made), markup=False, highlight=False)
-    for conflict in made.conflicts:
+        console.print(plan_table(planned, console.width))
+        console.print(summary(planned), markup=False, highlight=False)
+    for conflict in planned.conflicts:
         typer.echo(f"conflict: {conflict}", err=True)
 
 

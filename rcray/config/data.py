@@ -44,9 +44,13 @@ class DataConfig(Section):
     difficulty: Literal["easy", "medium", "hard"] = Field(
         "medium", description="synthetic: how many words of the rejected answer are wrong; elsewhere without effect"
     )
-    train_pairs: int | None = Field(None, ge=1, description="the first usable pairs of `split`; null: all of them")
-    eval_pairs: int = Field(128, ge=2, description="held-out pairs for the preference metrics and the probe")
-    seed: int = Field(0, ge=0, description="of the generator, or of the rows held out; not the training seed")
+    train_pairs: int | None = Field(
+        None, ge=1, description="usable pairs of `split` to train on, drawn by `seed`; null: all of them"
+    )
+    eval_pairs: int = Field(
+        128, ge=2, description="held-out pairs for the preference metrics and the probe; without eval_split at most 10%"
+    )
+    seed: int = Field(0, ge=0, description="of the generator, of the rows drawn and held out; not the training seed")
     max_length: int = Field(1024, ge=8, description="tokens of prompt and response together")
     max_prompt_length: int = Field(512, ge=4, description="the prompt keeps its end")
     add_bos: bool = Field(False, description="put the tokenizer's BOS before a prompt whose template renders none")
@@ -60,6 +64,9 @@ class DataConfig(Section):
         "rest",
         description="of a pair that is too long; rest: what the prompt leaves of max_length; fixed: max_length - "
         "max_prompt_length, however short the prompt",
+    )
+    too_long: Literal["truncate", "drop"] = Field(
+        "truncate", description="rows beyond max_length: cut to it, or left out (whole answers only), and counted"
     )
     bucketing: Literal["none", "length"] = Field("none", description="length: batches of pairs of similar length")
 
@@ -113,6 +120,11 @@ class DataConfig(Section):
             )
         return self
 
+    @property
+    def draws(self) -> bool:
+        """Whether the training rows are a seeded draw from more: never of synthetic pairs, which are made to number."""
+        return self.train_pairs is not None and self.name != "synthetic"
+
     def content(self) -> dict[str, Any]:
         """What decides the pairs and their order: fields without effect on this source are left out."""
         content = self.model_dump(mode="json", exclude={"path"}, exclude_none=True)
@@ -120,8 +132,10 @@ class DataConfig(Section):
         without_effect = {"bad_rows"} if source.name == "synthetic" else {"difficulty"}
         if "columns" in source.refused:
             without_effect.add("columns")
-        if self.eval_split is not None:
+        if self.eval_split is not None and not (self.draws and self.seed):
             without_effect.add("seed")  # it draws the held-out rows, and here they are given
+        if self.too_long == "truncate":
+            without_effect.add("too_long")
         if self.bucketing == "none":
             without_effect.add("bucketing")
         without_effect |= {name for name, usual in _LATER_FIELDS.items() if content[name] == usual}

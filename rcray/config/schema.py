@@ -11,6 +11,7 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
 from rcray.config.model import ModelConfig, default_scores, fill_open, official_precision, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
+from rcray.config.objectives.names import resolve
 from rcray.config.search import SearchConfig
 from rcray.config.section import Section
 
@@ -170,7 +171,7 @@ class RunConfig(Section):
     def _fill_from_preset(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        filled = open_short_forms(copy.deepcopy(given))
+        filled = resolve(open_short_forms(copy.deepcopy(given)))
         fidelity = filled.get("fidelity", "paper")
         for path, value in PRESETS.get(str(fidelity), {}).items():
             *sections, field = path.split(".")

@@ -145,6 +145,9 @@ def _encode(pair: Pair, rendering: Rendering, config: DataConfig, report: Encode
         return whole
     kept = truncated(whole, config)
     if kept != whole:
+        if config.too_long == "drop":
+            reason = f"more than max_length {config.max_length} tokens"
+            return Skipped(pair.row, "dropped too long", reason, bad=False)
         report.note("truncated", pair.row)
     if not kept.prompt or not kept.chosen or not kept.rejected:
         return Skipped(pair.row, "dropped empty", "no token is left of the prompt or of an answer", bad=False)

@@ -4,6 +4,7 @@ Nothing is held in memory: a split is read again every time it is iterated.
 """
 
 import hashlib
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ from rcray.data.rows import Rows
 from rcray.data.sources import open_rows
 from rcray.errors import DataError
 
+log = logging.getLogger(__name__)
+
 HELD_OUT_SHARE = 0.1  # at most, where a dataset has no split of its own for it
 TRAIN, HELD_OUT = "train", "held-out"
+DRAW_VERSION = 1  # raised when the same seed would draw other rows; before there was one, the first rows were taken
+_DRAWN_AT_ONCE = 4096  # pairs held as text; a larger draw reads its source once for each such part
 
 __all__ = ["Pair", "PairSplits", "Skipped", "Turn", "check_pairs", "load_pairs", "refuse_bad"]
 
@@ -51,7 +56,7 @@ def load_pairs(config: DataConfig) -> PairSplits:
     if config.eval_split is not None:
         others = open_rows(config, config.eval_split)
         return PairSplits(
-            Stream(lambda: read_pairs(rows, config)),
+            _drawn(Stream(lambda: read_pairs(rows, config)), rows.count, config),
             Stream(lambda: read_pairs(others, config)),
             lambda: content_key([rows.fingerprint(), others.fingerprint()], 64),
         )
@@ -79,6 +84,11 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
     def drawn() -> frozenset[int]:
         count = rows.count()
         size = min(config.eval_pairs, max(2, int(count * HELD_OUT_SHARE)))
+        if size < config.eval_pairs:
+            log.warning(
+                "%s: data.eval_pairs %d: %d of %d rows are held out, a tenth at the most; give an eval_split for more",
+                *(config.name, config.eval_pairs, size, count),
+            )
         spare = min(count, 2 * size + 8)  # some of the drawn rows may be bad
         ranks = random.Random(f"{config.seed}/held-out").sample(range(count), spare)
         good = _good_positions(read_pairs(rows, config), set(ranks))
@@ -98,7 +108,29 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
             else:
                 yield item
 
-    return PairSplits(Stream(train), Stream(held_out), rows.fingerprint)
+    return PairSplits(_drawn(Stream(train), rows.count, config), Stream(held_out), rows.fingerprint)
+
+
+def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stream:
+    """The same rows in an order drawn by the seed, where only some are wanted: a file's first rows may be alike.
+
+    Rows are handed on as they are drawn and the encoder stops when it has enough, so the source is read once for every
+    few thousand rows that it needs, and never held in memory.
+    """
+
+    def start() -> Iterator[Pair | Skipped]:
+        assert config.train_pairs is not None
+        size = count()
+        if config.train_pairs >= size:
+            yield from stream
+            return
+        order = random.Random(f"{config.seed}/train").sample(range(size), size)
+        for first in range(0, size, _DRAWN_AT_ONCE):
+            ranks = {position: rank for rank, position in enumerate(order[first : first + _DRAWN_AT_ONCE])}
+            found = {ranks[i]: item for i, item in enumerate(stream) if i in ranks}
+            yield from (found[rank] for rank in sorted(found))
+
+    return Stream(start) if config.draws else stream
 
 
 def _good_positions(items: Iterable[Pair | Skipped], among: set[int]) -> set[int]:

@@ -20,7 +20,7 @@ from rcray.config import content_key
 from rcray.config.data import DataConfig
 from rcray.data.encode import encode_stream, require
 from rcray.data.encoded import EncodedPairs, EncodeReport, MappedPairs, PairWriter, Tally
-from rcray.data.pairs import HELD_OUT, TRAIN, PairSplits, load_pairs
+from rcray.data.pairs import DRAW_VERSION, HELD_OUT, TRAIN, PairSplits, load_pairs
 from rcray.data.readers import READER_VERSION
 from rcray.data.rows import file_digest
 from rcray.errors import DataError, StoreError
@@ -62,7 +62,7 @@ def prepare_data(config: DataConfig, tokenizer: Any, cache: Path) -> PreparedDat
 def data_key(config: DataConfig, tokenizer: Any, source: str) -> str:
     """Hash of everything the tokens depend on."""
     decisive = {name: value for name, value in config.content().items() if name not in ("bucketing", "revision")}
-    versions = [READER_VERSION, ENCODER_VERSION]
+    versions = [READER_VERSION, ENCODER_VERSION, *([DRAW_VERSION] if config.draws else [])]
     return content_key([decisive, config.path, source, tokenizer_key(tokenizer), versions], 24)
 
 

@@ -7,6 +7,7 @@ STORE/runs/RUN_ID/evaluation.json all rows of a run, and which keys they came fr
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rcray.records.evaluation import (
     write_evaluation,
     write_measured,
 )
+from rcray.records.progress import EVALUATION, report, reporting
 from rcray.records.states import State
 from rcray.store import RunDir, Store
 
@@ -115,10 +117,12 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
     todo = [measurement for measurement in wanted if measurement.name not in rows]
     subject = Subject(config, store, settings)
     errors: list[RcrayError] = []
-    for measurement in todo:
+    for i, measurement in enumerate(todo):
         begun = time.time()
         try:
-            measured = tuple(subject.measure(measurement.benchmark))
+            with reporting(run.path):
+                report(EVALUATION, i, len(todo))
+                measured = tuple(subject.measure(measurement.benchmark))
         except (ConfigError, DataError) as error:  # of this benchmark; the model and the others are sound
             errors.append(error)
             continue
@@ -209,7 +213,7 @@ class Subject:
     def _shifts(self) -> Shifts:
         from rcray.data.prepare import prepare_data
         from rcray.models.load import load_model
-        from rcray.models.reference import answer_logps, reference_logps
+        from rcray.models.reference import pair_logps, reference_logps
 
         config, cache, device = self.config, self.store.cache, _device()
         # An adapter's reference is the same model with the adapter off; full weights need the model they came from.
@@ -217,8 +221,10 @@ class Subject:
         data = prepare_data(config.data, base.tokenizer, cache).held_out
         reference = reference_logps(base, data, cache, device)
         del base  # one model at a time on the device
-        found = answer_logps(self._loaded().model, data, range(len(data.pairs)), device)
-        shift_w, shift_l = found.sum_w - reference.sum_w, found.sum_l - reference.sum_l
+        count = len(data.pairs)
+        say = partial(report, EVALUATION, total=count)
+        logps = pair_logps(self._loaded().model, data, range(count), device, say)
+        shift_w, shift_l = logps.sum_w - reference.sum_w, logps.sum_l - reference.sum_l
         if config.likelihood == "mean":
             shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
         beta = getattr(config.objective, "beta", None)

@@ -50,7 +50,7 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         *args: as for `trl.DPOTrainer`.
         calibrator: the averages and the factor; None logs the band and leaves training exactly as TRL's.
         scores: where the score directions are measured: `head`, `sketch`, `adapters`, `full`, or the parameters
-            themselves.
+            themselves; None: the head where it is trained, else the last adapters (LoRA, QLoRA).
         **kwargs: as for `trl.DPOTrainer`.
     """
 
@@ -58,7 +58,7 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         self,
         *args: Any,
         calibrator: Calibrator | None = None,
-        scores: Estimator | Sequence[nn.Parameter] = "head",
+        scores: Estimator | Sequence[nn.Parameter] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
@@ -69,7 +69,7 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
             )
         self.calibrator = calibrator
         policy: nn.Module = self.model  # type: ignore[assignment]
-        self._score_parameters = score_parameters(policy, scores) if isinstance(scores, str) else list(scores)
+        self._score_parameters = _score_parameters(policy, scores)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not torch.is_grad_enabled():
@@ -147,6 +147,20 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
                 fix="resume it with calibrator=None, or start a new run",
             )
         self.calibrator.load_state_dict(json.loads(state.read_text()))
+
+
+def _score_parameters(policy: nn.Module, scores: Estimator | Sequence[nn.Parameter] | None) -> list[Tensor]:
+    """What stands for the scores; errors name this trainer's argument, not a field of an experiment file."""
+    if scores is None:
+        head = policy.get_output_embeddings()  # type: ignore[operator]
+        scores = "head" if head is not None and head.weight.requires_grad else "adapters"
+    if not isinstance(scores, str):
+        return list(scores)
+    try:
+        return score_parameters(policy, scores)
+    except ConfigError as error:
+        message, fix = (text.replace("calibration.scores: ", "scores=") for text in (error.message, error.fix or ""))
+        raise ConfigError(message, fix=fix) from None
 
 
 class _Processes:

@@ -13,6 +13,7 @@ from typing import Any
 from rcray.config import content_key
 from rcray.errors import ModelError
 from rcray.files import write_json
+from rcray.models.gguf import quantized_origin
 from rcray.models.sources import ADAPTER_WEIGHTS, Origin, tensors_fingerprint, weight_files
 
 CHAIN = "adapter_chain.json"
@@ -31,6 +32,7 @@ def write_chain(origin: Origin, directory: Path, state: str, **more: Any) -> Non
             "revision": config.revision,
             "commit": origin.commit,
             "fingerprint": origin.base_fingerprint,
+            **({"made_of": made_of} if (made_of := quantized_origin(origin.base)) else {}),
         },
         "sft_adapter": config.sft_adapter
         and {"source": config.sft_adapter, "fingerprint": origin.sft_fingerprint, "state": MERGED},

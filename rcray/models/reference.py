@@ -4,13 +4,14 @@ One Parquet file per content key with sums and lengths of both answers. The key 
 data and lengths, because it hashes the weights and the token ids themselves. At every start a sample is checked
 against a live forward, and a damaged file is built again.
 
-The file is built from shards, each under a lock of its own: however many processes ask at once, on however many
-machines of a shared store, they divide the shards among themselves, and what a killed one finished stays.
+The file is built from shards of pairs of like length, each under a lock of its own: however many processes ask at
+once, on however many machines of a shared store, they divide the shards among themselves, and what a killed one
+finished stays.
 """
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,17 +24,16 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from rcray.config import content_key
-from rcray.data.batch import collate
 from rcray.data.encode import EncodedPairs
 from rcray.files import write_atomic
 from rcray.models.adapters import adapters_off
-from rcray.models.likelihood import side_logps
+from rcray.models.inference import length_order, pair_sums
 from rcray.models.load import LoadedModel
+from rcray.records.progress import REFERENCE, report
 
 log = logging.getLogger(__name__)
 
-SHARD = 2048  # pairs a process computes before it looks what is left
-_BATCH = 64  # pairs per forward
+SHARD = 128  # pairs a process computes before it looks what is left: all that a kill costs
 _COLUMNS = ("sum_w", "sum_l", "n_w", "n_l")
 _SAMPLE = 4  # pairs checked live at every start
 _TOLERANCE = 1e-2  # nats on a summed log-likelihood: far above rounding, far below another model
@@ -53,16 +53,18 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
     """Reads the cached likelihoods of `data` under `loaded`, or computes and publishes them."""
     dtype = str(next(loaded.model.parameters()).dtype)
     path = cache / "reference" / f"{content_key([loaded.fingerprint, data.fingerprint(), dtype], 24)}.parquet"
-    found = _read(path, len(data.pairs))
-    if found is not None and _agrees(found, loaded, data, device):
-        return found
-    if found is not None:
+    cached = _read(path, len(data.pairs))
+    if cached is not None and _agrees(cached, loaded, data, device):
+        return cached
+    if cached is not None:
         log.warning("reference cache %s does not agree with a live forward; building it again", path.name)
         path.unlink(missing_ok=True)
-    ranges = [range(i, min(i + SHARD, len(data.pairs))) for i in range(0, len(data.pairs), SHARD)]
-    build = _Build(path, ranges, partial(_forward, loaded, data, device=device))
+    order = length_order(data.lengths).tolist()
+    shards = [order[i : i + SHARD] for i in range(0, len(order), SHARD)]
+    build = _Build(path, shards, partial(_forward, loaded, data, device=device))
     build.locks.mkdir(parents=True, exist_ok=True)
     while missing := build.missing():
+        report(REFERENCE, build.pairs - sum(len(shards[i]) for i in missing), build.pairs)
         if not any([build.shard(i, wait=False) for i in missing]):
             build.shard(missing[0], wait=True)  # all under way elsewhere; taken over if its builder dies
     return build.publish()
@@ -73,32 +75,36 @@ class _Build:
     """One file in the making: its shards, and the locks by which processes divide them."""
 
     path: Path
-    ranges: list[range]
-    forward: Callable[[range], ReferenceLogps]
+    shards: list[list[int]]  # positions of their pairs
+    forward: Callable[[list[int]], ReferenceLogps]
 
     @property
     def locks(self) -> Path:
         return self.path.with_suffix(".locks")  # kept: whoever waits on a lock must find it
 
     def part(self, number: int) -> Path:
-        return self.path.with_suffix(".shards") / f"{number:06d}.parquet"
+        return self.path.with_suffix(".shards") / f"{SHARD}-{number:06d}.parquet"
 
     @property
-    def rows(self) -> int:
-        return sum(map(len, self.ranges))
+    def pairs(self) -> int:
+        return sum(map(len, self.shards))
 
     def missing(self) -> list[int]:
         """Shards nobody has finished; none once the file itself is there."""
-        if _read(self.path, self.rows) is not None:
+        if _read(self.path, self.pairs) is not None:
             return []
-        return [i for i, rows in enumerate(self.ranges) if _read(self.part(i), len(rows)) is None]
+        return [i for i in range(len(self.shards)) if self._lacks(i)]
+
+    def _lacks(self, number: int) -> bool:
+        return _read(self.part(number), len(self.shards[number])) is None
 
     def shard(self, number: int, *, wait: bool) -> bool:
         """Computes one shard unless another process holds it; False if it does."""
         try:
             with FileLock(self.locks / f"{number:06d}", timeout=-1 if wait else 0):
-                if number in self.missing():
-                    _write(self.part(number), self.forward(self.ranges[number]))
+                if self._lacks(number) and _read(self.path, self.pairs) is None:
+                    _write(self.part(number), self.forward(self.shards[number]))
+                    report(REFERENCE, sum(map(len, self.shards[: number + 1])), self.pairs)
         except Timeout:
             return False
         return True
@@ -106,35 +112,40 @@ class _Build:
     def publish(self) -> ReferenceLogps:
         """Joins the shards into the one file everybody reads."""
         with FileLock(self.locks / "publish"):
-            found = _read(self.path, self.rows)
-            if found is None:
-                parts = [_read(self.part(i), len(rows)) for i, rows in enumerate(self.ranges)]
-                found = ReferenceLogps(*(torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS))
-                _write(self.path, found)
+            logps = _read(self.path, self.pairs)
+            if logps is None:
+                parts = [_read(self.part(i), len(rows)) for i, rows in enumerate(self.shards)]
+                place = torch.tensor([row for rows in self.shards for row in rows]).argsort()  # back into their order
+                logps = ReferenceLogps(
+                    *(torch.cat([getattr(part, name) for part in parts])[place] for name in _COLUMNS)
+                )
+                _write(self.path, logps)
             shutil.rmtree(self.part(0).parent, ignore_errors=True)
-        return found
+        return logps
 
 
-def _forward(loaded: LoadedModel, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:
+def _forward(loaded: LoadedModel, data: EncodedPairs, index: Sequence[int], device: torch.device) -> ReferenceLogps:
     with adapters_off(loaded.model):  # of a LoRA run: the model its adapter starts from
-        return answer_logps(loaded.model, data, index, device)
+        return pair_logps(loaded.model, data, index, device)
 
 
-def answer_logps(model: Any, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:
-    """Likelihoods of the answers at `index` under any model, in batches, without a graph."""
-    parts = []
+def pair_logps(
+    model: Any,
+    data: EncodedPairs,
+    index: Sequence[int],
+    device: torch.device,
+    on_pairs: Callable[[int], None] | None = None,
+) -> ReferenceLogps:
+    """Likelihoods of the answers at `index` under any model, without a graph."""
     training = model.training
     model.eval()
-    with torch.no_grad():
-        for start in range(0, len(index), _BATCH):
-            batch = collate(data.pairs, index[start : start + _BATCH]).to(device)
-            chosen, rejected = side_logps(model, batch.chosen), side_logps(model, batch.rejected)
-            parts.append(torch.stack([chosen.sums, rejected.sums, chosen.lengths, rejected.lengths]).double().cpu())
-    model.train(training)
-    return ReferenceLogps(*torch.cat(parts, dim=1))
+    try:
+        return ReferenceLogps(*pair_sums(model, data.pairs, data.lengths, index, device, on_pairs))
+    finally:
+        model.train(training)
 
 
-def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
+def _agrees(logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
     """Compares a sample with a live forward; another batch shape rounds differently, another model is far off."""
     stride = max(1, len(data.pairs) // _SAMPLE)
     index = range(0, len(data.pairs), stride)[:_SAMPLE]
@@ -143,15 +154,15 @@ def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, devi
     exact = next(loaded.model.parameters()).dtype in (torch.float32, torch.float64)
     relative = 1e-4 if exact else 2e-2
     return all(
-        torch.allclose(getattr(found, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
+        torch.allclose(getattr(logps, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
         for name in ("sum_w", "sum_l")
     )
 
 
-def _write(path: Path, found: ReferenceLogps) -> None:
+def _write(path: Path, logps: ReferenceLogps) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.table({name: getattr(found, name).numpy() for name in vars(found)}), sink, write_page_checksum=True
+        pa.table({name: getattr(logps, name).numpy() for name in vars(logps)}), sink, write_page_checksum=True
     )
     write_atomic(path, sink.getvalue().to_pybytes())
 

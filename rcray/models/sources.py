@@ -18,7 +18,8 @@ from filelock import FileLock
 
 from rcray.config import content_key
 from rcray.config.model import ModelConfig
-from rcray.config.models import embedded_models
+from rcray.config.models import MODELS, embedded_models
+from rcray.data.sources import find_local
 from rcray.errors import ModelError
 from rcray.files import publish_directory, write_atomic
 from rcray.store import is_plain_name
@@ -72,9 +73,18 @@ def locate(config: ModelConfig, cache: Path) -> Origin:
         from rcray.models.tiny import tiny_model_dir
 
         base = tiny_model_dir(config.origin, cache)
+    elif config.copy_of_weights is not None:
+        base = _quantized_copy(config.name, cache)
     else:
         code = ("*.py",) if config.trust_remote_code else ()
-        base = _directory(config.origin, config.revision, (*_MODEL_FILES, *code), _no_base(config))
+        try:
+            base = _directory(config.origin, config.revision, (*_MODEL_FILES, *code), _no_base(config))
+        except ModelError as error:
+            copy = MODELS[config.name].copy if config.name in MODELS and config.revision is None else None
+            if copy is None or config.origin != MODELS[config.name].model.get("source"):
+                raise
+            log.warning("%s; its %s copy (%s) stands in for it", error.message, copy.kind, copy.source)
+            base = _quantized_copy(config.name, cache)
     if (base / ADAPTER_CONFIG).is_file():  # transformers would load its base and merge nothing we asked for
         raise ModelError(
             f"model.name: {config.origin!r} is an adapter, not a model",
@@ -101,6 +111,12 @@ def locate_tokenizer(config: ModelConfig, cache: Path) -> Path:
     return _directory(config.origin, config.revision, _TOKENIZER_FILES, _no_base(config))
 
 
+def _quantized_copy(name: str, cache: Path) -> Path:
+    from rcray.models.gguf import quantized_copy_dir
+
+    return quantized_copy_dir(name, cache)
+
+
 def _require_weights(config: ModelConfig, base: Path) -> None:
     try:
         missing = [path.name for path in weight_files(base) if not path.is_file()]
@@ -111,8 +127,8 @@ def _require_weights(config: ModelConfig, base: Path) -> None:
 
 
 def _directory(source: str, revision: str | None, files: Sequence[str], refusal: Callable[[str], ModelError]) -> Path:
-    local = Path(source)
-    if local.is_dir():
+    local = find_local(source)  # also from where a Tune trial was started
+    if local is not None and local.is_dir():
         return local
     if source.startswith(("/", "./", "../")):  # a path is no hub id
         raise refusal("no such directory")
@@ -169,10 +185,10 @@ def remembered_fingerprint(files: Sequence[Path], cache: Path) -> str:
     note = cache / "fingerprints" / content_key(seen, 32)
     if note.is_file() and len(text := note.read_text()) == 64:
         return text
-    found = tensors_fingerprint(files)
+    fingerprint = tensors_fingerprint(files)
     note.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(note, found)
-    return found
+    write_atomic(note, fingerprint)
+    return fingerprint
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -182,8 +198,8 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 def tensors_fingerprint(files: Sequence[Path]) -> str:
     """SHA-256 over names, types, shapes and bytes of all tensors, however they are spread over files."""
-    found = [(name, path, entry) for path in files for name, entry in tensor_entries(path).items()]
-    entries = sorted(found, key=lambda item: item[0])
+    tensors = [(name, path, entry) for path in files for name, entry in tensor_entries(path).items()]
+    entries = sorted(tensors, key=lambda item: item[0])
     digest = hashlib.sha256()
     for name, path, entry in entries:
         digest.update(f"{name}{entry['dtype']}{entry['shape']}".encode())

@@ -27,6 +27,7 @@ class LedgerEntry:
     error: str = ""
     note: str = ""  # what was changed so that the cell could run at all; that it lost its winner
     varied: tuple[tuple[str, Any], ...] = ()  # the settings that distinguish it from its experiment's other cells
+    doing: str = ""  # of a running cell: its phase, how far that is, rate and time left
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Ledger:
     def summary(self) -> str:
         """One line for logs and non-terminals."""
         return ", ".join(f"{count} {state}" for state, count in self.tally().items())
+
+    def doings(self) -> list[str]:
+        """One line per running cell: what it is at, and for how long."""
+        return [f"{entry.label}: {entry.doing}" for entry in self.cells if entry.doing]
 
     def notes(self) -> list[str]:
         """One line per cell that did not run as asked, or lost its winner."""

@@ -1,4 +1,6 @@
-"""What a cell will take, before anything runs: tokens, arithmetic, hours, memory. Pure, and no torch.
+"""What a cell will take, before anything runs: tokens, arithmetic, hours, memory. No torch.
+
+Local data is looked at (data/survey.py); of other data the source says how much it is.
 
 Estimates, for ordering cells and for deciding what to rent. Every assumption stands in this file or, for pairs and
 tokens, with its data source, and `rcray plan` prints those that matter.
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from rcray.config import RunConfig
 from rcray.config.datasets import source_of
 from rcray.config.shape import Shape
+from rcray.data.survey import survey
 
 GIB = 2**30
 
@@ -25,6 +28,8 @@ class Accelerator:
 
 GPU = Accelerator()
 CPU_FLOPS = 2e10  # of one core, small matrices
+CPU_FLOPS_WIDE = 4.5e10  # the same from WIDE hidden units on; measured on SmolLM2-135M
+WIDE = 512
 CPU_SECONDS_PER_MICRO_BATCH = 0.015  # what a micro-batch costs on a CPU however small the model is
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FOUR_BIT_BYTES = 0.5 + 4 / 64  # nf4: half a byte, and a float32 scale for each 64 weights
@@ -52,21 +57,44 @@ class Cost:
 
 
 def training_pairs(config: RunConfig) -> int | None:
-    """Pairs of one epoch, where the settings or the source tell."""
+    """Pairs of one epoch, where the settings, the source or a local file tell."""
+    local = survey(config.data, config.model)
+    if local is not None:
+        return local.train
     return config.data.train_pairs or source_of(config.data.name).pairs_of(config.data.subset)
+
+
+def sequence_tokens(config: RunConfig) -> float:
+    """Tokens of a prompt with one answer, on average."""
+    local = survey(config.data, config.model)
+    return local.tokens if local else min(source_of(config.data.name).tokens, config.data.max_length)
+
+
+def longest_sequence(config: RunConfig) -> int:
+    """Tokens that no prompt with its answer exceeds."""
+    local = survey(config.data, config.model)
+    most = local.longest if local else source_of(config.data.name).longest
+    return min(config.data.max_length, most or config.data.max_length)
 
 
 def estimate(config: RunConfig) -> Cost:
     """What a cell takes, from its model's shape and its data's size."""
     shape, pairs = config.model.shape, training_pairs(config)
-    per_sequence = min(source_of(config.data.name).tokens, config.data.max_length)
-    tokens = None if pairs is None else 2 * pairs * per_sequence * config.train.epochs
-    flops = None if shape is None or tokens is None else tokens * flops_per_token(config, shape)
+    tokens = None if pairs is None else 2 * pairs * sequence_tokens(config) * config.train.epochs
+    flops = None if shape is None or tokens is None else tokens * _shared(config) * flops_per_token(config, shape)
     hours = None if flops is None or pairs is None else _hours(config, flops, pairs)
     train_bytes = None if shape is None else train_memory(config, shape)
     gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
     gpu_hours = None if hours is None else hours * gpus
     return Cost(tokens, flops, hours, gpu_hours, train_bytes, _host_bytes(config, shape, train_bytes))
+
+
+def _shared(config: RunConfig) -> float:
+    """The share of the tokens that is computed, where it is known how much the prompts of a pair spare."""
+    local = survey(config.data, config.model)
+    if local is None or config.execution.prompt_sharing == "off":
+        return 1.0
+    return min(1.0, local.packed / (2 * local.tokens))
 
 
 def flops_per_token(config: RunConfig, shape: Shape) -> float:
@@ -91,7 +119,9 @@ def _hours(config: RunConfig, flops: float, pairs: int) -> float:
         rate = GPU.flops * GPU.utilisation * (1 if "float16" in config.model.dtype + config.train.precision else 0.5)
         return flops / (rate * workers * execution.gpus_per_worker) / 3600
     micro_batches = train.epochs * (pairs // train.batch_size) * (train.batch_size // train.micro_batch_size)
-    return (flops / (CPU_FLOPS * workers) + micro_batches * CPU_SECONDS_PER_MICRO_BATCH) / 3600
+    shape = config.model.shape
+    rate = CPU_FLOPS_WIDE if shape is not None and shape.hidden >= WIDE else CPU_FLOPS
+    return (flops / (rate * workers) + micro_batches * CPU_SECONDS_PER_MICRO_BATCH) / 3600
 
 
 def train_memory(config: RunConfig, shape: Shape) -> float:
@@ -108,8 +138,7 @@ def train_memory(config: RunConfig, shape: Shape) -> float:
         weights += frozen  # the frozen reference stays in memory
     gradients, moments = trained * trained_width, 2 * trained * trained_width
     rows = 2 * config.train.micro_batch_size // max(1, execution.workers)  # both answers are held until the backward
-    longest = min(config.data.max_length, source_of(config.data.name).longest or config.data.max_length)
-    activations = rows * longest * shape.layers * shape.hidden * ACTIVATION_VALUES * width
+    activations = rows * longest_sequence(config) * shape.layers * shape.hidden * ACTIVATION_VALUES * width
     context = GPU_CONTEXT_BYTES if execution.gpus_per_worker else 0
     return float(weights + gradients + moments + activations + context)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rcray.records.ledger import Ledger, LedgerEntry
+from rcray.records.progress import TRAINING, read_progress
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import winner_lost
 from rcray.secrets import redact
@@ -35,13 +36,11 @@ def build_ledger(
         cells: the experiment's.
         store: where their runs are.
         stopped: runs that the experiment's search stopped early, and why.
-        running: runs that are being carried out; what says `running` and is not among them is pending.
+        running: runs that this sweep carries out; those whose process reports are running, and no others.
         cached: runs that were finished before this command.
     """
 
     def state_of(run_id: str, state: State) -> State:
-        if run_id in running:
-            return state if state is State.OK else State.RUNNING
         if state is State.OK and run_id in cached:
             return State.CACHED
         if state in (State.RUNNING, State.PENDING):
@@ -51,18 +50,20 @@ def build_ledger(
     def entry_of(cell: Cell) -> LedgerEntry:
         run = store.run(cell.run_id)
         record = run.read_status()
-        state = state_of(cell.run_id, record.status)
+        doing = read_progress(run.path) if cell.run_id in running else None
+        state = State.RUNNING if doing else state_of(cell.run_id, record.status)
         return LedgerEntry(
             cell.run_id,
             cell.label,
             state,
-            record.step,
+            doing.done if doing and doing.phase == TRAINING else record.step,
             cell.config.total_steps if record.total_steps is None else record.total_steps,
             record.seconds,
             record.in_band,
             error=redact(record.error) if state in UNSUCCESSFUL else "",
             note="; ".join(filter(None, [stopped.get(cell.run_id) or run.read_adjusted().note, winner_lost(record)])),
             varied=cell.varied,
+            doing=doing.text if doing else "",
         )
 
     return Ledger(tuple(map(entry_of, cells)), time.time())
@@ -77,7 +78,7 @@ def ledger_table(ledger: Ledger, title: str) -> Any:
     table = Table(
         title=Text(title),
         title_justify="left",
-        caption=Text("\n".join([ledger.summary(), *ledger.notes()])),
+        caption=Text("\n".join([ledger.summary(), *ledger.notes(), *ledger.doings()])),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

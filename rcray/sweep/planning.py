@@ -1,15 +1,17 @@
 """`rcray plan`: the unique cells of several files, what is done, what each takes, what contradicts. Nothing runs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rcray.config import Experiment
 from rcray.config.datasets import SOURCES
+from rcray.data.survey import survey
+from rcray.records.progress import read_progress
 from rcray.records.states import State
 from rcray.records.status import read_status
-from rcray.store import RunDir
+from rcray.store import RunDir, Store
 from rcray.sweep.cost import GPU, Cost, estimate, training_pairs
 from rcray.sweep.grid import Cell
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
@@ -19,6 +21,10 @@ ASSUMPTIONS = (
     f"Estimates assume a {GPU.name} ({GPU.flops / 1e12:g} TFLOP/s in 16 bits, {GPU.utilisation:.0%} of it used), "
     f"{_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of them. Evaluation is not counted. "
     "Memory is one worker's, on its device."
+)
+MEASURED = (
+    "Measured here: one micro-batch of each kind of cell, one cell at a time; reference, probes and held-out pairs are "
+    "counted, benchmarks are not. Memory is that of the process."
 )
 _WIDE = 110  # columns
 
@@ -31,6 +37,7 @@ class PlannedCell:
     status: State
     cost: Cost
     experiments: list[str] = field(default_factory=list)
+    steps: int | None = None  # of the encoded data, once that was made
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Plan:
     cells: Mapping[str, PlannedCell]
     conflicts: Sequence[str]
     later: int = 0  # points that a search will choose when it has seen the first
+    measured: bool = False  # by a timed micro-batch on this machine, where the cost says so
 
     @property
     def done(self) -> int:
@@ -73,7 +81,7 @@ class Plan:
                 "run_id": key,
                 "label": planned.cell.label,
                 "status": planned.status,
-                "steps": _steps(planned.cell),
+                "steps": _steps(planned),
                 "pairs": training_pairs(planned.cell.config),
                 "tokens": planned.cost.tokens,
                 "workers": planned.cell.config.execution.workers,
@@ -99,6 +107,8 @@ def make_plan(
             if known is None:
                 run = RunDir(store / "runs" / cell.run_id)
                 state = read_status(run.status).status  # as it stands: a plan changes nothing
+                if state is State.RUNNING and read_progress(run.path) is None:
+                    state = State.PENDING  # its process is gone
                 known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config))
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text
@@ -111,6 +121,26 @@ def make_plan(
     searches = [experiment.search for _, experiment, _ in files if experiment.search]
     later = sum(search.samples - len(search.points()) for search in searches)
     return Plan(cells, conflicts, later)
+
+
+def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
+    """The plan with hours and memory from timed micro-batches: one for all cells that cost the same per pair."""
+    from rcray.sweep.measure import Measured, measure, measurement_key
+
+    found: dict[str, Measured] = {}
+    for planned in plan.cells.values():
+        config = planned.cell.config
+        key = measurement_key(config)
+        if key not in found:
+            say(f"measuring a micro-batch of {planned.cell.label}")
+            found[key] = measure(config, store)
+        seen, cost = found[key], planned.cost
+        hours = seen.hours(config)
+        gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
+        planned.steps = config.train.epochs * (seen.pairs // config.train.batch_size)
+        memory = cost.train_bytes if config.execution.gpus_per_worker else seen.peak_bytes
+        planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=memory)
+    return replace(plan, measured=True)
 
 
 def _same_names(named: Sequence[tuple[Path, str]]) -> list[str]:
@@ -139,9 +169,11 @@ def _misfits(planned: PlannedCell, nodes: Sequence[NodeKind] | None) -> list[str
     return misfits
 
 
-def _steps(cell: Cell) -> int | None:
-    pairs = training_pairs(cell.config)
-    train = cell.config.train
+def _steps(planned: PlannedCell) -> int | None:
+    if planned.steps is not None:
+        return planned.steps
+    pairs = training_pairs(planned.cell.config)
+    train = planned.cell.config.train
     return None if pairs is None else train.epochs * (pairs // train.batch_size)
 
 
@@ -158,7 +190,7 @@ def plan_table(plan: Plan, width: int) -> Any:
         table.add_column(name, justify="right" if right else "left", no_wrap=name not in ("cell", "in"))
     for key, planned in plan.cells.items():
         cost, execution = planned.cost, planned.cell.config.execution
-        steps = _steps(planned.cell)
+        steps = _steps(planned)
         gpu, workers = execution.gpus_per_worker, max(1, execution.workers)
         each = f"{gpu:g} GPU" if gpu else f"{execution.cpus_per_worker:g} CPU"
         table.add_row(
@@ -193,4 +225,32 @@ def summary(plan: Plan) -> str:
         lines.append(f"{plan.unknown} cells are not counted: their size is known after a download")
     if plan.later:
         lines.append(f"{plan.later} more points are chosen when the first have shown what they are worth")
-    return "\n".join([*lines, ASSUMPTIONS])
+    lines += [text for text in dict.fromkeys(map(_local_text, plan.cells.values())) if text]
+    return "\n".join([*lines, MEASURED if plan.measured else ASSUMPTIONS])
+
+
+def held_out_notes(cells: Sequence[Cell]) -> list[str]:
+    """A line for every local file that gives fewer held-out pairs than a cell asks for."""
+    notes = []
+    for cell in cells:
+        data = cell.config.data
+        found = survey(data, cell.config.model)
+        if found is not None and found.held_out < data.eval_pairs:
+            notes.append(
+                f"{data.name}: data.eval_pairs {data.eval_pairs}: {found.held_out} of {found.rows} rows are held out, "
+                "a tenth at the most; give an eval_split for more"
+            )
+    return list(dict.fromkeys(notes))
+
+
+def _local_text(planned: PlannedCell) -> str:
+    """What was seen in a local file: rows, what is held out of them, their lengths."""
+    data = planned.cell.config.data
+    found = survey(data, planned.cell.config.model)
+    if found is None:
+        return ""
+    said = f"{data.name}: {found.rows:,} rows, {found.train:,} to train on, {found.held_out:,} held out"
+    if found.held_out < data.eval_pairs:
+        said += f" (eval_pairs {data.eval_pairs} asks for more than a tenth)"
+    how = "" if found.counted else ", by a rule of thumb"
+    return f"{said}; {found.tokens:.0f} tokens a sequence, at most {found.longest}{how}"

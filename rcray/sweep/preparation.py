@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rcray.config import RunConfig, content_key
-from rcray.models.reference import SHARD
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 
 log = logging.getLogger(__name__)
+
+LARGE = 2048  # pairs; below it the first cell that needs them is quick enough
 
 
 def prepare_shared(cells: Sequence[Cell], store: Store, places: int) -> None:
@@ -27,16 +28,16 @@ def prepare_shared(cells: Sequence[Cell], store: Store, places: int) -> None:
 
 def _is_large(config: RunConfig) -> bool:
     pairs = config.data.train_pairs
-    return pairs is None or pairs > SHARD
+    return pairs is None or pairs > LARGE
 
 
 def shared_data(cells: Sequence[Cell]) -> list[RunConfig]:
     """One config per distinct (model, data) whose encoding is worth a stage of its own."""
-    found: dict[str, RunConfig] = {}
+    inputs: dict[str, RunConfig] = {}
     for cell in cells:
         if _is_large(cell.config):
-            found.setdefault(_inputs_key(cell.config), cell.config)
-    return list(found.values())
+            inputs.setdefault(_inputs_key(cell.config), cell.config)
+    return list(inputs.values())
 
 
 def _inputs_key(config: RunConfig) -> str:
@@ -65,12 +66,12 @@ def encode(settings: dict[str, Any], store: Store) -> int:
 
 def shared_references(cells: Sequence[Cell]) -> list[RunConfig]:
     """One config per distinct (model, data) whose reference is worth a stage of its own."""
-    found: dict[str, RunConfig] = {}
+    inputs: dict[str, RunConfig] = {}
     for cell in cells:
         config = cell.config
         if _is_large(config) and config.needs_reference and not config.objective.traits.token_level:
-            found.setdefault(_inputs_key(config), config)
-    return list(found.values())
+            inputs.setdefault(_inputs_key(config), config)
+    return list(inputs.values())
 
 
 def build_references(configs: Sequence[RunConfig], store: Store, places: int) -> None:
@@ -79,7 +80,7 @@ def build_references(configs: Sequence[RunConfig], store: Store, places: int) ->
 
     for config in configs:
         pairs = config.data.train_pairs
-        tasks = places if pairs is None else min(places, -(-pairs // SHARD))
+        tasks = places if pairs is None else min(places, -(-pairs // LARGE))
         execution = config.execution
         task = ray.remote(compute_reference).options(
             num_cpus=execution.cpus_per_worker, num_gpus=execution.gpus_per_worker, max_retries=2

@@ -24,15 +24,16 @@ from filelock import FileLock, Timeout
 from rcray.calibration import pathway_of
 from rcray.calibration.update import Drift
 from rcray.config import RunConfig
-from rcray.data.batch import Batch, LookSchedule, Schedule, collate
+from rcray.data.batch import LookSchedule, Schedule, collate
 from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RcrayError, RunLockedError
 from rcray.files import publish_directory, storage_fault
-from rcray.models.likelihood import side_logps
+from rcray.models.inference import one_batch_sums, pair_sums
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
+from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
 from rcray.secrets import redact
@@ -98,9 +99,11 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
     try:
         if job.mirror:
             job.mirror.pull()
-        training = prepare(job, rank, workers)
-        training.start()
-        return training.run()
+        with reporting(job.run.path if rank == 0 else None):
+            report(PREPARATION, 0, 1)
+            training = prepare(job, rank, workers)
+            training.start()
+            return training.run()
     except Exception as error:
         # A run that lost a peer did nothing wrong: Ray starts the group again. Nor did one whose disk is full.
         if not lost_a_peer(error) and not storage_fault(error):
@@ -165,7 +168,7 @@ class Training:
     data: EncodedPairs
     schedule: Schedule
     state: StepState
-    probe: Batch
+    probe: EncodedPairs
     recorder: Recorder
     progress: Progress
     fresh: FreshPairs | None = None  # None: no looks are taken
@@ -200,6 +203,7 @@ class Training:
             row = {**row, **probed, "step": progress.step, "epoch": epoch, "tokens": tokens}
             if self.rank == 0:
                 self.recorder.add(row)
+            report(TRAINING, progress.step, schedule.total_steps)
             if self.job.on_step and self.rank == 0:
                 self.job.on_step({**row, "total_steps": schedule.total_steps})
             if last or progress.step % config.execution.checkpoint_every == 0:
@@ -233,11 +237,14 @@ class Training:
 
     def _probe(self) -> dict[str, Any]:
         """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
-        policy = self.state.policy
+        policy, execution = self.state.policy, self.job.config.execution
         mean = policy.likelihood == "mean"
         with torch.no_grad(), policy.precision():
-            sides = [side_logps(policy.model, side) for side in (self.probe.chosen, self.probe.rejected)]
-            z_w, z_l = (s.sums / s.lengths if mean else s.sums for s in sides)
+            one_shape = execution.compile or execution.parallel == "fsdp"  # by way of the plain rows
+            look = one_batch_sums if one_shape else pair_sums
+            pairs = self.probe.pairs
+            sum_w, sum_l, n_w, n_l = look(policy.model, pairs, self.probe.lengths, range(len(pairs)), policy.device)
+            z_w, z_l = (sum_w / n_w, sum_l / n_l) if mean else (sum_w, sum_l)
         z = [z_w.mean().item(), z_l.mean().item()]
         self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
@@ -291,7 +298,7 @@ class Training:
         first, last = self.progress.first_probe, self.progress.last_probe
         if not first or not last:
             return None
-        tokens = float(self.probe.chosen.response.sum()) / len(self.probe.index)
+        tokens = float(self.probe.lengths[:, 1].mean())  # of the chosen answers
         return (last[0] - first[0]) / (1.0 if self.state.policy.likelihood == "mean" else tokens)
 
     def _over_workers(self, count: int) -> int:
@@ -339,7 +346,7 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device)
     prepared = prepare_data(config.data, loaded.tokenizer, job.store.cache)
     data, held_out = prepared.train, prepared.held_out
-    probe = collate(held_out.pairs, range(min(config.train.probe_pairs, len(held_out.pairs))))
+    probe = EncodedPairs(held_out.pairs[: config.train.probe_pairs], held_out.report)
     schedule = Schedule.of(config, len(data.pairs), data.lengths)
     state = step_state(config, job.store, loaded, data, schedule, device, workers, rank)
     fresh = None
@@ -349,9 +356,7 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
         fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
     recorder = Recorder(job.run.dynamics)
-    return Training(
-        job, rank, workers, loaded, data, schedule, state, probe.to(device), recorder, Progress(), fresh, watch
-    )
+    return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), fresh, watch)
 
 
 def publish_model(loaded: LoadedModel, target: Path, weights: dict[str, torch.Tensor] | None = None) -> None:

@@ -24,6 +24,9 @@ def test_what_is_run_instead_stands_in_the_readme():
 #: What a command must have said for the README to be true, as patterns.
 SAYS = {
     "make quickstart": "4 ok",
+    "make real": "2 ok",
+    "rcray plan experiments/smoke.yaml --measure": "Measured here",
+    "rcray export RUN_ID --to exported --merge": "from_pretrained",
     "rcray doctor": "0 broken",
     "rcray init my.yaml --model ./my-model --data pairs.jsonl --method lora": "rcray sweep my.yaml",
     "rcray objectives": f"{len(BUILT_IN)} objectives",
@@ -35,7 +38,7 @@ SAYS = {
     "rcray sweep experiments/main.yaml": "2 cached",
     "RAY_AUTH_MODE=token ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": "2 cached",
     "rcray train experiments/quickstart.yaml --set objective=kto --set calibration.enabled=true --profile": "backward",
-    "rcray arena judge rc.json plain.json": "lc_win_rate",
+    "rcray alpaca-eval judge rc.json plain.json": "lc_win_rate",
 }
 
 

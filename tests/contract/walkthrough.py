@@ -45,7 +45,11 @@ _NO_GPU = "no GPU, no hub: the same cells on the embedded models"
 _CLUSTER = "the cluster is a head on this machine; the same cells on the embedded models"
 INSTEAD = {
     "make quickstart": Instead("rcray sweep experiments/quickstart.yaml --store rcray-store", "the recipe, installed"),
+    "make real": Instead("rcray sweep experiments/real.yaml --tiny", "half an hour, and two downloads: the tiny cells"),
     "make test": Instead("", "this is part of it"),
+    "rcray export RUN_ID --to exported --merge": Instead(
+        "rcray export {run} --to exported --merge", "of the quickstart"
+    ),
     "rcray submit experiments/main.yaml": Instead(
         "rcray submit experiments/main.yaml --tiny --address {dashboard} --store {store}", _CLUSTER
     ),
@@ -74,12 +78,12 @@ INSTEAD = {
     f"rcray sweep experiments/quickstart.yaml --tracking-uri http://{PORT}": Instead(
         "rcray sweep experiments/quickstart.yaml --tracking-uri http://{ui}", "the port of the UI above"
     ),
-    "rcray arena generate --run RUN_ID --instructions alpaca_eval.json --out rc.json": Instead(
-        "rcray arena generate --run {run} --instructions alpaca_eval.json --out rc.json --max-new-tokens 16",
+    "rcray alpaca-eval generate --run RUN_ID --instructions alpaca_eval.json --out rc.json": Instead(
+        "rcray alpaca-eval generate --run {run} --instructions alpaca_eval.json --out rc.json --max-new-tokens 16",
         "a run of the quickstart; short answers",
     ),
-    "rcray arena judge rc.json plain.json": Instead(
-        "rcray arena judge rc.json plain.json --base-url {judge}", "a judge on this machine, not a paid one"
+    "rcray alpaca-eval judge rc.json plain.json": Instead(
+        "rcray alpaca-eval judge rc.json plain.json --base-url {judge}", "a judge on this machine, not a paid one"
     ),
 }
 
@@ -252,3 +256,4 @@ def _shrink(experiments: Path, judge: str) -> None:
     change("alpaca-eval.yaml", alpaca_eval)
     change("main.yaml", lambda content: content["grid"].update(model=["mistral-7b"], objective=["dpo"]))
     change("pythia.yaml", lambda content: content["grid"].update(objective=["dpo"]))
+    change("real.yaml", lambda content: content["grid"].update(objective=["dpo"]))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,6 +149,7 @@ def spoil(run):
         commit: None = None
         base_fingerprint: str = record["base"]["fingerprint"]
         sft_fingerprint: str = ""
+        base: Path = run.final
 
     write_chain(As(ModelConfig.model_validate(record["model"])), run.final, FULL)
 

@@ -55,7 +55,7 @@ def weights(tokenizer):
 def build(tokenizer, weights, tmp_path):
     data = Dataset.from_list([{"prompt": p, "chosen": c, "rejected": r} for p, c, r in PAIRS])
 
-    def build(kind=CalibratedDPOTrainer, *, more=None, **settings):
+    def build(kind=CalibratedDPOTrainer, *, more=None, model=None, **settings):
         defaults = {
             "output_dir": str(tmp_path / "out"), "use_cpu": True, "bf16": False, "report_to": "none", "max_steps": 2,
             "per_device_train_batch_size": 2, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no",
@@ -65,8 +65,10 @@ def build(tokenizer, weights, tmp_path):
         with torch.no_grad():
             for parameter in reference.parameters():
                 parameter *= 1.05
+        if model is not None:  # with adapters: without them it is its own reference
+            reference = None
         return kind(
-            copy.deepcopy(weights), reference, args=DPOConfig(**(defaults | settings)), train_dataset=data,
+            model or copy.deepcopy(weights), reference, args=DPOConfig(**(defaults | settings)), train_dataset=data,
             eval_dataset=data, processing_class=tokenizer, **(more or {}),
         )  # fmt: skip
 
@@ -206,3 +208,22 @@ def test_the_package_does_not_need_trl():
         "else:\n    raise SystemExit('imported without trl')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_lora_model_is_measured_at_its_adapters(build, weights):
+    from peft import LoraConfig, get_peft_model
+
+    def adapted():
+        return get_peft_model(
+            copy.deepcopy(weights), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
+
+    trainer = build(model=adapted(), more={"calibrator": Calibrator()})
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    measured = [names[id(p)] for p in trainer._score_parameters]
+    assert measured and all("layers.1." in name and "lora_" in name for name in measured), "the last block's"
+    trainer.train()
+    assert any("band/rho" in entry for entry in trainer.state.log_history)
+    with pytest.raises(ConfigError, match="scores='head' needs a trainable output head") as refused:
+        build(model=adapted(), more={"scores": "head"})
+    assert "calibration" not in str(refused.value) and "scores=adapters" in refused.value.fix

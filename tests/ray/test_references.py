@@ -9,7 +9,7 @@ from rcray.data.prepare import prepare_data
 from rcray.models.load import load_model
 from rcray.sweep.connection import connect
 from rcray.sweep.grid import expand
-from rcray.sweep.preparation import build_references, shared_references
+from rcray.sweep.preparation import LARGE, build_references, shared_references
 
 pytestmark = pytest.mark.ray
 
@@ -20,14 +20,14 @@ def cells(**run):
 
 
 def test_only_large_references_have_a_stage_and_each_only_one():
-    assert shared_references(cells(data={"train_pairs": reference.SHARD})) == []
-    assert len(shared_references(cells(data={"train_pairs": reference.SHARD + 1}))) == 1
+    assert shared_references(cells(data={"train_pairs": LARGE})) == []
+    assert len(shared_references(cells(data={"train_pairs": LARGE + 1}))) == 1
 
 
 def test_tasks_divide_the_work(store, monkeypatch):
     import ray
 
-    (config,) = shared_references(cells(data={"train_pairs": reference.SHARD + 60, "eval_pairs": 4}))
+    (config,) = shared_references(cells(data={"train_pairs": LARGE + 60, "eval_pairs": 4}))
     connect(needs_dashboard=False)
     try:
         build_references([config], store, places=2)
@@ -43,7 +43,7 @@ def test_tasks_divide_the_work(store, monkeypatch):
 
     monkeypatch.setattr(reference, "_forward", counts)
     found = reference.reference_logps(loaded, data, store.cache, torch.device("cpu"))
-    assert len(found.sum_w) == reference.SHARD + 60
+    assert len(found.sum_w) == LARGE + 60
     assert pairs == [4], "nothing was left to compute but the sample"
     locks = {path.name for path in (store.cache / "reference").glob("*.locks/*")}
     assert {"000000", "000001"} <= locks

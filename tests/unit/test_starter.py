@@ -56,7 +56,7 @@ def test_a_preset_keeps_its_rate_and_another_method_gets_its_own(folder):
     assert rates == [3e-7, 1e-4]
 
 
-@pytest.mark.parametrize(("rows", "batch", "held_out"), [(4, 1, 2), (40, 8, 8), (100, 16, 20), (5000, 32, 128)])
+@pytest.mark.parametrize(("rows", "batch", "held_out"), [(4, 1, 2), (40, 8, 4), (100, 16, 10), (5000, 32, 128)])
 def test_a_small_file_gets_small_batches_and_its_columns(folder, rows, batch, held_out):
     name = pairs(folder / "p.jsonl", rows, prompt="question", chosen="good", rejected="bad")
     columns = {"prompt": "question", "chosen": "good", "rejected": "bad"}
@@ -127,3 +127,24 @@ def test_a_directory_without_a_slash_is_still_one(folder):
 def test_the_experiment_is_named_after_its_file(folder, file, name):
     write_starter(folder / file, Wanted("tiny-neox", "synthetic"))
     assert load_experiment(folder / file).name == name
+
+
+def test_it_looks_at_model_rows_and_devices(folder, monkeypatch, quick_cache):
+    """Sizes fit what is given, the plan then counts, and nothing has to be edited."""
+    monkeypatch.setattr("rcray.starter.gpus_here", lambda: 0)
+    rows = [{"prompt": "one two", "chosen": "red " * 150, "rejected": "blue " * 40} for _ in range(200)]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "models").mkdir()
+    (folder / "models" / "my-model").symlink_to(quick_cache / "tiny-mistral")
+    path = folder / "mine.yaml"
+    experiment, _ = write_starter(path, Wanted("./models/my-model", "mine.jsonl", "lora"))
+    cells = expand(load_experiment(path))
+    config = cells[0].config
+    assert config.execution.gpus_per_worker == 0 and "no GPU was seen here" in path.read_text()
+    assert config.data.eval_pairs == 20, "what will be taken"
+    assert 128 <= config.data.max_length < 1024, "rows of some two hundred tokens"
+    assert experiment.title == "my-model on mine.jsonl"
+    assert cells[0].label == "my-model (lora) · dpo · no RC"
+    (planned,) = make_plan([(path, experiment, cells[:1])], folder / "store", None).rows()
+    assert planned["pairs"] == 180 and planned["steps"] == 180 // config.train.batch_size
+    assert planned["hours"] and planned["memory_bytes"] < 2e9

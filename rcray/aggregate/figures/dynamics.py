@@ -21,6 +21,7 @@ from rcray.aggregate.figures.style import Plot, finish, style
 from rcray.aggregate.frame import likelihood_unit
 from rcray.aggregate.groups import Comparison, Setting
 from rcray.config import RunConfig
+from rcray.config.models import table_name
 from rcray.store import RunDir
 from rcray.sweep.grid import Cell
 
@@ -42,7 +43,7 @@ def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) ->
     if without is None and with_rc is None:
         return None
     variant = f" ({setting.variant})" if setting and setting.variant else ""
-    title = f"{comparison.title}{variant} on {comparison.model}"
+    title = f"{comparison.title}{variant} on {table_name(comparison.model)}"
     limits = shared_limits([band_limits(without), band_limits(with_rc)])
     seeds = sorted({run.result.seed for run in (without, with_rc) if run is not None})
     with _four_panels(without, with_rc, unit) as (figure, first, second):

@@ -8,7 +8,11 @@ from rcray.config.objectives.base import Formula, ObjectiveParams, Positive, Tra
 
 
 class Kto(ObjectiveParams):
-    """Kahneman-Tversky optimization: separate sigmoid values for winner and loser."""
+    """Kahneman-Tversky optimization: separate sigmoid values for winner and loser.
+
+    In a run: the paper's form, without baseline. `baseline: kl` is there for loops of one's own, which put K into
+    `PairLogps.constants`; the training loop makes no mismatched pairs, so a run that asks for it is refused.
+    """
 
     name: Literal["kto"] = "kto"
     lam_w: Positive = Field(1.0, description="weight λ_w of the winner")
@@ -24,6 +28,7 @@ class Kto(ObjectiveParams):
         loss="λ_w σ(β (K - z̃_w)) + λ_l σ(β (z̃_l - K))",
         d_w=Formula("β λ_w σ′(β (K - z̃_w))", r"\beta \lambda_w \sigma'\left(\beta (K - \tilde z_w)\right)"),
         d_l=Formula("β λ_l σ′(β (z̃_l - K))", r"\beta \lambda_l \sigma'\left(\beta (\tilde z_l - K)\right)"),
+        where="K is 0 in the paper's form",
         source="Ethayarajh et al. 2024, arXiv:2402.01306",
         caveats="`baseline: kl` needs micro-batches of at least 2 pairs",
     )

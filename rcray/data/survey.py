@@ -1,0 +1,128 @@
+"""How many pairs local data has and how long they are, without torch, a download or a pass of the real encoder.
+
+Rows are counted; tokens are counted on some of them, spread over the file, with the model's own tokenizer.json where
+the model is a directory, else by a rule of thumb. What a chat template adds is taken as a number per turn.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rcray.config.data import DataConfig
+from rcray.config.datasets import source_of
+from rcray.config.model import ModelConfig
+from rcray.data.dialogue import Pair
+from rcray.data.pairs import HELD_OUT_SHARE
+from rcray.data.readers import read_pairs
+from rcray.data.sources import find_local, open_rows
+from rcray.errors import RcrayError
+
+SAMPLE = 400  # pairs whose tokens are counted
+CHARACTERS_PER_TOKEN = 4.0  # of English, where no tokenizer is at hand
+TEMPLATE_TOKENS = 12  # around a prompt and its answer, beside what the template itself says
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The size of local data as a run would see it."""
+
+    rows: int  # all there are
+    train: int  # usable pairs to train on, as `train_pairs` and `too_long` leave them
+    held_out: int
+    tokens: float  # of a prompt with one answer, on average
+    packed: float  # of a prompt with both answers
+    longest: int  # of a prompt with one answer
+    typical: int  # nine in ten prompts with their longer answer are no longer than this
+    counted: bool  # by the model's tokenizer; else by a rule of thumb
+
+
+def survey(data: DataConfig, model: ModelConfig) -> Survey | None:
+    """The size of a local file or directory; None for what only a download, or a generator, can tell."""
+    kind = source_of(data.name).name
+    if kind not in ("file", "directory") and not data.path:
+        return None
+    return _survey(data.model_dump_json(), model.origin, model.chat_template or "")
+
+
+@lru_cache(maxsize=64)
+def _survey(settings: str, origin: str, template: str) -> Survey | None:
+    data = DataConfig.model_validate_json(settings)
+    if find_local(data.path or data.name) is None:
+        return None
+    try:
+        rows = open_rows(data, data.split)
+        count = rows.count()
+        stride = max(1, count // SAMPLE)
+        pairs = [item for i, item in enumerate(read_pairs(rows, data)) if i % stride == 0 and isinstance(item, Pair)]
+        held_out = data.eval_pairs if data.eval_split else held_out_size(data, count)
+        left = count if data.eval_split else count - held_out
+    except RcrayError:  # the run, or `init`, says what is wrong
+        return None
+    if not pairs:
+        return None
+    counter = _Counter(Path(origin), template)
+    sizes = [counter.sizes(pair) for pair in pairs]
+    whole = [prompt + max(chosen, rejected) for prompt, chosen, rejected in sizes]
+    if data.too_long == "drop":
+        sizes = [size for size, tokens in zip(sizes, whole, strict=True) if tokens <= data.max_length] or sizes
+        left = left * len(sizes) // len(whole)
+    most = data.max_length
+    cut = [(p, min(w, max(1, most - p)), min(l, max(1, most - p))) for p, w, l in sizes]  # noqa: E741
+    return Survey(
+        rows=count,
+        train=left if data.train_pairs is None else min(left, data.train_pairs),
+        held_out=held_out,
+        tokens=sum(2 * p + w + l for p, w, l in cut) / (2 * len(cut)),  # noqa: E741
+        packed=sum(p + w + l for p, w, l in cut) / len(cut),  # noqa: E741
+        longest=min(most, max(p + max(w, l) for p, w, l in cut)),  # noqa: E741
+        typical=sorted(whole)[int(0.9 * (len(whole) - 1))],
+        counted=counter.tokenizer is not None,
+    )
+
+
+def held_out_size(data: DataConfig, rows: int) -> int:
+    """How many rows are held out of a source without a split for it: what is asked, up to a tenth."""
+    return min(data.eval_pairs, max(2, int(rows * HELD_OUT_SHARE)))
+
+
+class _Counter:
+    """Counts tokens of text, by the model's tokenizer where it lies here."""
+
+    def __init__(self, directory: Path, template: str):
+        self.tokenizer: Any = None
+        file = directory / "tokenizer.json"
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            self.tokenizer = Tokenizer.from_file(str(file))
+            self.tokenizer.no_truncation()
+        said = template or _template_of(directory)
+        self.around = TEMPLATE_TOKENS + self.count(_default_system(said))
+
+    def count(self, text: str) -> int:
+        if self.tokenizer is None:
+            return round(len(text) / CHARACTERS_PER_TOKEN)
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def sizes(self, pair: Pair) -> tuple[int, int, int]:
+        prompt = sum(self.count(turn.content) + TEMPLATE_TOKENS // 2 for turn in pair.prompt) + self.around
+        return prompt, self.count(pair.chosen) + 2, self.count(pair.rejected) + 2
+
+
+def _template_of(directory: Path) -> str:
+    try:
+        return (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    except OSError:
+        pass
+    try:
+        return str(json.loads((directory / "tokenizer_config.json").read_text()).get("chat_template") or "")
+    except (OSError, ValueError):
+        return ""
+
+
+def _default_system(template: str) -> str:
+    """The sentence that some templates put before every dialogue."""
+    start = template.find("You are")
+    return "" if start < 0 else template[start:].partition("<")[0].partition("'")[0][:400]

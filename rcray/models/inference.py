@@ -1,0 +1,95 @@
+"""Likelihoods of many pairs without a graph: sorted by length, cut by a budget of tokens, prompts computed once.
+
+For the reference, the probe and the evaluation. Pairs of like length lie in one forward, so little is padding; the
+prompt of a pair is shared by its answers where the model allows it and it spares enough.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rcray.data.batch import Batch, collate
+from rcray.data.encoded import EncodedPair
+from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, packed, two_rows, worth_packing
+from rcray.models.capabilities import Capabilities, capabilities_of
+from rcray.models.forward import answer_logps
+from rcray.models.likelihood import side_logps
+
+#: Tokens of one forward, padding included: enough to fill the device, few enough to stay small beside the weights.
+TOKENS = {"cpu": 2048, "cuda": 16384}
+
+
+def length_order(lengths: np.ndarray) -> np.ndarray:
+    """Positions of pairs from the longest to the shortest; `lengths` as in EncodedPairs."""
+    return np.argsort(-(lengths @ (1, 1, 1)), kind="stable")
+
+
+def token_batches(lengths: np.ndarray, index: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Cuts `index`, sorted by length, into forwards of at most `budget` tokens; a longer pair goes alone."""
+    sizes = lengths @ (2, 1, 1)  # both rows; shared prompts only make it less
+    order = sorted(index, key=lambda i: (-int(sizes[i]), i))
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * int(sizes[batch[0]]) > budget:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def pair_sums(
+    model: Any,
+    pairs: Sequence[EncodedPair],
+    lengths: np.ndarray,
+    index: Sequence[int],
+    device: torch.device,
+    on_pairs: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Summed log-likelihoods and lengths of both answers, [4, pairs] in double, in the order of `index`.
+
+    `on_pairs` is told after each forward how many pairs are done.
+    """
+    place = {int(i): column for column, i in enumerate(index)}
+    found = torch.empty(4, len(place), dtype=torch.float64)
+    allowed, done = capabilities_of(model), 0
+    budget = TOKENS.get(device.type, TOKENS["cuda"])
+    with torch.no_grad():
+        for rows in token_batches(lengths, [int(i) for i in index], budget):
+            columns = torch.tensor([place[i] for i in rows])
+            found[:, columns] = batch_sums(model, collate(pairs, rows).to(device), allowed).double().cpu()
+            done += len(rows)
+            if on_pairs:
+                on_pairs(done)
+    return found
+
+
+def one_batch_sums(
+    model: Any, pairs: Sequence[EncodedPair], lengths: np.ndarray, index: Sequence[int], device: torch.device
+) -> Tensor:
+    """The same in one forward a side, always of one shape: for compiled blocks, and for shards that move together."""
+    batch = collate(pairs, index).to(device)
+    with torch.no_grad():
+        sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
+    return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
+
+
+def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None) -> Tensor:
+    """Sums of both answers' log-probabilities and their lengths, [4, pairs], in one forward where the head is plain."""
+    allowed = allowed or capabilities_of(model)
+    if not allowed.plain_head:
+        sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
+        return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
+    device = batch.index.device
+    layout = _laid_out(batch.to(torch.device("cpu")), allowed).to(device)
+    logp, _ = answer_logps(model, layout)
+    sums = [layout.matrix(logp, side).sum(1) for side in (CHOSEN, REJECTED)]
+    return torch.stack([*sums, *layout.counts.to(logp.dtype)])
+
+
+def _laid_out(batch: Batch, allowed: Capabilities) -> Layout:
+    fits = allowed.window is None or longest_row(batch) <= allowed.window
+    return packed(batch) if fits and worth_packing(batch) and allowed.packs_rows else two_rows(batch)

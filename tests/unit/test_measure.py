@@ -1,0 +1,88 @@
+"""`plan --measure`: one timed micro-batch, and the estimate beside what a run then took."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rcray.cli import app
+from rcray.config import RunConfig
+from rcray.data.survey import survey
+from rcray.sweep.measure import measure, measurement_key
+from rcray.sweep.planning import make_plan
+from rcray.train.launch import launch
+from tests.small_runs import small_config
+
+ROWS = [{"prompt": f"map {n}", "chosen": "a b c d", "rejected": "d c b"} for n in range(80)]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.fixture
+def config(pairs):
+    data = {"name": str(pairs), "train_pairs": None, "eval_pairs": 8}
+    return small_config(data=data, train={"probe_every": 4}, objective={"name": "dpo"})
+
+
+def test_the_estimate_is_near_what_a_run_takes(config, store):
+    seen = measure(config, store)
+    assert seen.pairs == 72 and not (store.root / "runs").exists(), "no run was touched"
+    status = launch(config, store)
+    expected = 3600 * seen.hours(config, evaluated=False) - seen.start_seconds - 72 * seen.forward_seconds
+    print(f"steps: {expected:.2f} s expected, {status.seconds:.2f} s taken; peak {seen.peak_bytes / 1e9:.2f} GB")
+    assert status.seconds / 4 < expected < 4 * status.seconds, "other processes of the machine are in both"
+
+
+def test_what_costs_the_same_is_measured_once(config):
+    def other(**settings):
+        return RunConfig.model_validate({**config.model_dump(mode="json"), **settings})
+
+    assert measurement_key(config) == measurement_key(other(objective="ipo"))
+    assert measurement_key(config) != measurement_key(other(model="tiny-mistral"))
+
+
+def test_the_plan_counts_local_rows_and_says_how_many_are_held_out(config, pairs, tmp_path):
+    found = survey(config.data, config.model)
+    assert (found.rows, found.train, found.held_out) == (80, 72, 8)
+    file = tmp_path / "mine.yaml"
+    run = {"data": {"name": str(pairs), "eval_pairs": 16}, "train": {"batch_size": 8, "micro_batch_size": 4}}
+    file.write_text(json.dumps({"name": "mine", "run": run}))
+    done = CliRunner().invoke(app, ["plan", str(file), "--store", str(tmp_path / "none")])
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "80 rows, 72 to train on, 8 held out (eval_pairs 16 asks for more than a tenth)" in said
+    assert not (tmp_path / "none").exists(), "nothing is written"
+
+
+def test_a_killed_run_is_not_planned_as_running(store, config):
+    from dataclasses import replace
+
+    from rcray.config import Experiment, run_id
+    from rcray.records.progress import TRAINING, read_progress, report, reporting
+    from rcray.records.states import State
+    from rcray.sweep.grid import Cell
+    from rcray.sweep.ledger import build_ledger
+
+    run = store.run(run_id(config))
+    run.write_status(replace(run.read_status(), run_id=run.run_id, status=State.RUNNING))
+    cells = [Cell(run.run_id, config, ())]
+
+    def states():
+        plan = make_plan([(run.path, Experiment(name="x"), cells)], store.root, None)
+        entry = build_ledger(cells, store, stopped={}, running=[run.run_id]).cells[0]
+        return plan.cells[run.run_id].status, entry.status, entry.step, entry.doing
+
+    assert states()[:2] == (State.PENDING, State.PENDING)
+    with reporting(run.path):
+        report(TRAINING, 3, 9)
+        assert states() == (State.RUNNING, State.RUNNING, 3, "training 3/9")
+        dead = (run.path / ".progress.json").read_text()
+        assert read_progress(run.path).is_alive
+    content = {**json.loads(dead), "pid": 2**22 - 3}
+    (run.path / ".progress.json").write_text(json.dumps(content))  # as SIGKILL leaves it
+    assert states()[:2] == (State.PENDING, State.PENDING)
