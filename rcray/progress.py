@@ -1,7 +1,10 @@
 """What a person sees while something runs: a live ledger or a progress line; plain lines where there is no terminal."""
 
+import contextlib
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rcray.records.ledger import Ledger
 from rcray.records.progress import read_progress
 from rcray.sweep.ledger import ledger_table
+from rcray.track.delivery import Tally
+
 
 LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
 _LOOK_SECONDS = 1.0
@@ -117,3 +122,47 @@ class ProgressLine:
         self.ended.set()
         self.watcher.join()
         self.progress.stop()
+
+
+class DeliveryLine:
+    """A delivery: what was sent so far. Without a terminal a line now and then, which also shows that it is alive."""
+
+    def __init__(self, name: str, address: str):
+        self.text = f"delivering {name} to {address}"
+        self.console = Console(stderr=True)
+        self.live: Any = None
+        self.shown = ("", 0.0)
+
+    def __enter__(self) -> "DeliveryLine":
+        self.console.print(self.text, markup=False, highlight=False, soft_wrap=True)
+        if self.console.is_terminal:
+            self.live = self.console.status("")
+            self.live.start()
+        return self
+
+    def update(self, sent: Tally) -> None:
+        """Takes what was sent since the start."""
+        text, since = self.shown
+        if self.live:
+            self.live.update(f"{sent} (Ctrl-C ends the delivery, not the training)")
+        elif str(sent) != text and time.monotonic() - since > LINE_SECONDS:
+            self.console.print(f"  {sent}", markup=False, highlight=False, soft_wrap=True)
+            self.shown = (str(sent), time.monotonic())
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is in here as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -112,7 +112,7 @@ def render(name: str, wanted: Wanted) -> str:
         _line("    workers: 0", "0: inside the trial's process; n: a Ray Train group of n workers"),
         _line(f"    gpus_per_worker: {gpus}", _gpu_comment(tiny, gpus)),
         _line("    checkpoint_every: 50", "steps a lost process may cost"),
-        "# Every combination is a cell; `rcray objectives` lists the fifteen objectives and their defaults.",
+        "# Every combination is a cell; `rcray objectives` lists the objectives and their defaults.",
         "grid:",
         "  objective:",
         "    - dpo",

@@ -1,6 +1,6 @@
 """Benchmark tables in the paper's layout, from runs or from the published numbers alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rcray.aggregate import published
@@ -11,6 +11,7 @@ from rcray.aggregate.mixtures import mark
 from rcray.aggregate.paper import DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE
+from rcray.aggregate.repeats import repeat_notes
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.config.benchmarks import BENCHMARKS, benchmark_title
 
@@ -28,8 +29,8 @@ class Line:
 
 def lines_of(spec: TableSpec, places: Places) -> list[Line]:
     """The rows of a table with the runs that fill them; a row that several settings fill becomes several."""
-    lines = []
-    for row in spec.rows():
+    lines, starts = [], {title: row for title, row in spec.start_rows().items() if places.settings(row.place)}
+    for row in _with_starts(spec.rows(), starts):
         settings = places.settings(row.place)
         if not settings and spec.paper:  # elsewhere a row that nobody planned is not missing
             lines.append(Line(row, row.labels, None))
@@ -39,6 +40,16 @@ def lines_of(spec: TableSpec, places: Places) -> list[Line]:
             without = others.get(pair_key(setting.config)) if others else None
             lines.append(Line(row, labels, setting, without, apart=bool(others) and without is None))
     return lines
+
+
+def _with_starts(rows: Sequence[RowSpec], starts: Mapping[str, RowSpec]) -> Iterator[RowSpec]:
+    """Each group's start model before its first row, where there is one."""
+    seen: set[str] = set()
+    for row in rows:
+        if row.group not in seen and row.group in starts:
+            yield starts[row.group]
+        seen.add(row.group)
+        yield row
 
 
 def metrics_of(spec: TableSpec, lines: Sequence[Line]) -> dict[str, Metric]:
@@ -94,6 +105,7 @@ def table_of_published(spec: TableSpec) -> Table:
     notes.append(PUBLISHED_NOTES["stderr"])
     if any(row.place.model == "mistral-7b" and row.place.data == "ultrafeedback" for row in spec.rows()):
         notes.append(PUBLISHED_NOTES["degenerate"])
+    notes += repeat_notes(spec)
     return Table(
         title=f"{spec.title} (published)",
         notes=tuple(notes),

@@ -100,7 +100,7 @@ def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec
     for result in results:
         config = result.cell.config
         key = (config.model.name, config.data.name, config.objective.name)
-        if key not in known:
+        if key not in known and not config.is_start_model:  # those are rows of the others' tables
             other.setdefault(key, []).append(result)
     benchmarks = measured_benchmarks([result for group in other.values() for result in group])
     if not benchmarks:

@@ -10,6 +10,7 @@ from rcray.aggregate.estimates import error_of_mean
 from rcray.aggregate.paper import DIGITS, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE, Score
+from rcray.aggregate.repeats import noise_notes
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.config.benchmarks import benchmark_title
 
@@ -66,6 +67,7 @@ def beside_published(spec: TableSpec, places: Places) -> Beside | None:
             f"{within} of {len(rows)} differences lie within one combined standard error, √(ours² + published²). The "
             "error of an average is that of independent benchmarks. Published errors mix two definitions (see the "
             "published table), and their harness and data order are not known: a difference is no refutation.",
+            *noise_notes(),
         ),
         columns=(
             *heads,

@@ -39,7 +39,7 @@ class Setting:
     @property
     def calibrated(self) -> bool:
         """With RC or without."""
-        return self.config.calibration.enabled
+        return self.config.calibration.enabled and not self.config.is_start_model
 
     @property
     def finished(self) -> tuple[CellResult, ...]:
@@ -57,6 +57,8 @@ class Setting:
     @property
     def rc(self) -> str:
         """The RC column: `w/o` or `w/`, and the variant."""
+        if self.config.is_start_model:
+            return "–"
         return " ".join(filter(None, ["w/" if self.calibrated else "w/o", self.variant and f"({self.variant})"]))
 
     def drawn(self) -> CellResult | None:
@@ -201,7 +203,7 @@ def pair_key(config: RunConfig) -> str:
 def setting_key(config: RunConfig) -> str:
     """Equal for runs that differ in their seed alone."""
     content = identity(config)
-    del content["train"]["seed"]
+    content["train"].pop("seed", None)
     return content_key(content)
 
 

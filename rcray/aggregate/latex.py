@@ -11,7 +11,12 @@ _SIGNS: dict[str, str] = {
     "Δ": r"$\Delta$", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "−": "$-$", "×": r"$\times$", "…": r"\ldots{}",
     "ρ": r"$\rho$", "β": r"$\beta$", "σ": r"$\sigma$", "λ": r"$\lambda$", "γ": r"$\gamma$", "α": r"$\alpha$",
     "τ": r"$\tau$", "≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "✓": r"$\checkmark$", "✗": r"$\times$",
-    "→": r"$\to$", "∂": r"$\partial$", "≠": r"$\neq$",
+    "→": r"$\to$", "∂": r"$\partial$", "≠": r"$\neq$", "ε": r"$\varepsilon$", "φ": r"$\varphi$", "′": "$'$",
+    # a formula of a user's own may have any Greek letter
+    "δ": r"$\delta$", "ζ": r"$\zeta$", "η": r"$\eta$", "θ": r"$\theta$", "ι": r"$\iota$", "κ": r"$\kappa$",
+    "μ": r"$\mu$", "ν": r"$\nu$", "ξ": r"$\xi$", "π": r"$\pi$", "υ": r"$\upsilon$", "χ": r"$\chi$", "ψ": r"$\psi$",
+    "ω": r"$\omega$", "Γ": r"$\Gamma$", "Θ": r"$\Theta$", "Λ": r"$\Lambda$", "Ξ": r"$\Xi$", "Π": r"$\Pi$",
+    "Σ": r"$\Sigma$", "Φ": r"$\Phi$", "Ψ": r"$\Psi$", "Ω": r"$\Omega$",
 }  # fmt: skip
 #: A letter with a side, as in Δz_w, or with a tilde.
 _SYMBOL = re.compile(r"(?<![\w\\])(Δ?)([A-Za-z])(\u0303?)(_[wl])?(?![\w\u0303])")

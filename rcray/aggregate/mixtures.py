@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rcray.aggregate.groups import Setting
+from rcray.config.fidelity import PRESETS
 
 #: How the fields of a metric row are called in a note.
 _PROTOCOL_WORDS = {
@@ -84,8 +85,15 @@ def _letter(index: int) -> str:
 
 
 def _data(setting: Setting) -> str:
-    content: dict[str, Any] = setting.config.data.content()
+    data = setting.config.data
+    decided = {path: value for path, value in PRESETS[setting.config.fidelity].items() if path.startswith("data.")}
+    content: dict[str, Any] = data.content()
     name = content.pop("name")
+    for path, usual in decided.items():  # what the preset says has its own footnote; other values stand here
+        field = path.removeprefix("data.")
+        content.pop(field, None)
+        if getattr(data, field) != usual:
+            content[field] = getattr(data, field)
     fields = [f"{key} {value}" for key, value in sorted(content.items()) if not isinstance(value, dict)]
     return f"{name} ({', '.join(fields)})"
 

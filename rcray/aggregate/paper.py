@@ -56,6 +56,16 @@ class TableSpec:
         """Titles of the label columns."""
         return {"rc": ("Method", "RC"), "ema": ("EMA",), "epochs": ("Method", "Epoch")}[self.axis]
 
+    def start_rows(self) -> dict[str, RowSpec]:
+        """The start model of each group; the ablation of epochs has it among its own rows."""
+        if self.axis == "epochs":
+            return {}
+        labels = ("Baseline", *[""] * (len(self.heads) - 1))
+        titles = {pair: group_title(*pair, [known for known, _ in self.groups]) for pair in self.groups}
+        return {
+            title: RowSpec(title, labels, Place(*pair, BASELINE, rc=False, epochs=0)) for pair, title in titles.items()
+        }
+
     def rows(self) -> list[RowSpec]:
         """Every row, in the paper's order."""
         return [row for model, data in self.groups for objective in self.objectives for row in

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.groups import Setting, settings_of
 from rcray.aggregate.paper import TableSpec
-from rcray.aggregate.published import Place
+from rcray.aggregate.published import BASELINE, Place
 from rcray.config import RunConfig
 from rcray.config.model import default_scores
 from rcray.config.schema import CalibrationConfig
@@ -54,6 +54,8 @@ class Places:
 
 
 def _key(config: RunConfig) -> tuple[str, str, str, bool, int]:
+    if config.is_start_model:
+        return config.model.name, config.data.name, BASELINE, False, 0
     return (
         config.model.name,
         config.data.name,

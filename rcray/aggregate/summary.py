@@ -84,9 +84,9 @@ def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: 
         if len(measured) > 1:
             yield row(metric, measured[-1] - measured[0], unit, len(measured))
     if foreseen:
-        yield row(AGREEMENT, np.mean([i.predicted == i.realised for i in judged]), SHARE, len(judged))
+        yield row(AGREEMENT, sum(i.predicted == i.realised for i in judged) / len(judged), SHARE, len(judged))
     if judged:
-        yield row(AGREEMENT_HEAD, np.mean([i.at_head == i.realised for i in judged]), SHARE, len(judged))
+        yield row(AGREEMENT_HEAD, sum(i.at_head == i.realised for i in judged) / len(judged), SHARE, len(judged))
     for (word, seen), count in Counter((i.predicted, i.realised) for i in judged if i.predicted).items():
         yield row(f"{_CONFUSION}{word}/{seen}", count, "intervals", len(foreseen))
     if both:

@@ -25,14 +25,14 @@ _NO_FORMULA = Entry("–", tone="absent")
 def coefficients_table(own: Iterable[str] = ()) -> Table:
     """d_w and d_l of every objective of the zoo; `own` are the names of a user's, which have no printed formula."""
     rows = [_coefficients(params.traits) for params in sorted(BUILT_IN, key=_place)]
-    rows += [Row(_FAMILIES["custom"], (Entry(name), *4 * (_NO_FORMULA,))) for name in own]
+    rows += [Row(_FAMILIES["custom"], (Entry(name), *5 * (_NO_FORMULA,))) for name in own]
+    paper = ", ".join(sorted((params.traits.title for params in BUILT_IN if _in_paper(params)), key=str.lower))
     return Table(
         title="Incentive coefficients",
         notes=(
             "d_w = -∂L/∂z_w, d_l = ∂L/∂z_l. σ: sigmoid; m = z_w - z_l; a tilde: against the reference; |y|: tokens of "
-            "an answer; β, λ, γ, α: hyperparameters. IPO: t = 1/(2τ), the paper's λ. KTO: K is 0 in the paper's form. "
-            "SimPO: m_norm = β z_w/|y_w| - β z_l/|y_l|. TDPO: [·] is the margin with its KL terms. BPO: R = "
-            "exp(-β m\u0303), L its Bregman loss. TDPO and BPO are not in the paper's table.",
+            "an answer; β, λ, γ, α: hyperparameters; the last column has what else the formulas of a row name. "
+            f"In the paper's table: {paper}.",
             f"Checked: largest difference between the formula and autograd on the loss, at {POINTS} random points, "
             "relative to the largest incentive.",
         ),
@@ -42,11 +42,16 @@ def coefficients_table(own: Iterable[str] = ()) -> Table:
             Column("d_l", "Rejected incentive d_l", align="left", latex="Rejected incentive $d_l$"),
             Column("equal", "d_w = d_l", "equal at every point", align="left", latex="$d_w = d_l$"),
             Column("error", "Checked", "formula against autograd"),
+            Column("where", "Where", "what the formulas name", align="left"),
         ),
         rows=tuple(rows),
         name="coefficients",
         group_title="Family",
     )
+
+
+def _in_paper(params: type[ObjectiveParams]) -> bool:
+    return params.model_fields["name"].default in _ORDER
 
 
 def _place(params: type[ObjectiveParams]) -> tuple[int, int]:
@@ -57,11 +62,12 @@ def _place(params: type[ObjectiveParams]) -> tuple[int, int]:
 def _coefficients(traits: Traits) -> Row:
     group, d_w, d_l = _FAMILIES[traits.family], traits.d_w, traits.d_l
     if d_w is None or d_l is None:
-        return Row(group, (Entry(traits.title), *4 * (_NO_FORMULA,)))
+        return Row(group, (Entry(traits.title), *5 * (_NO_FORMULA,)))
     sides = [Entry(side.text, latex=f"${side.latex}$") for side in (d_w, d_l)]
     equal = Entry("✓", latex=r"$\checkmark$") if d_w == d_l else Entry("✗", latex=r"$\times$")
     error = Entry(f"≤ {traits.precision:.0e}".replace("e-0", "e-"))
-    return Row(group, (Entry(traits.title), *sides, equal, error))
+    where = Entry(traits.where) if traits.where else _NO_FORMULA
+    return Row(group, (Entry(traits.title), *sides, equal, error, where))
 
 
 def regimes_table() -> Table:
@@ -84,7 +90,8 @@ def regimes_table() -> Table:
         title="Regimes of the ratio axis",
         notes=(
             "For ρ > 0 the band's edges part the axis of d_w/d_l into three regimes, which are the pathways. For ρ ≤ 0 "
-            "every positive ratio gives (iii).",
+            "every positive ratio gives (iii). A chosen incentive below 0 (past a target, or of NCA and APO-down) has "
+            "no ratio: with d_w < 0 < d_l and ρ ≥ 0 both decrease (ii), and calibration leaves the update alone.",
             f"Checked: share of {POINTS} random updates in the regime for which the program predicts that pathway.",
         ),
         columns=(

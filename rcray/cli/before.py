@@ -17,16 +17,19 @@ from rcray.cli.shared import (
     StoreOption,
     TinyOption,
     TrackingOption,
+    announce,
     app,
     cells_of,
 )
-from rcray.errors import EXIT_FAILED
+from rcray.errors import EXIT_FAILED, printable
 from rcray.store import DEFAULT_STORE, Store
 
 
 @app.command(short_help="what is wrong with this machine, and how to fix it")
 def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = None, json_: JsonOption = False) -> None:
     """Look at versions, devices, disk, store, Ray, MLflow and the hub; say what is wrong and how to fix it."""
+    if not json_:
+        announce("looking at versions, devices, disk, store, Ray, MLflow and the hub")
     from rcray.doctor import describe, examine, is_broken
 
     findings = examine(store, tracking_uri)
@@ -68,6 +71,7 @@ def init(
 def objectives(json_: JsonOption = False) -> None:
     """Print the objective zoo: family, reference, incentives, defaults."""
     from rcray.config.objectives import BUILT_IN
+    from rcray.config.objectives.names import other_names
 
     rows = []
     for params in BUILT_IN:
@@ -75,7 +79,8 @@ def objectives(json_: JsonOption = False) -> None:
         fields = {name: field for name, field in params.model_fields.items() if name != "name"}
         rows.append(
             {
-                "name": params.model_fields["name"].default,
+                "name": (name := params.model_fields["name"].default),
+                "also": other_names(name),
                 "title": traits.title,
                 "family": traits.family,
                 "needs_reference": traits.needs_reference,
@@ -83,6 +88,7 @@ def objectives(json_: JsonOption = False) -> None:
                 "loss": traits.loss,
                 "d_w": traits.d_w and traits.d_w.text,
                 "d_l": traits.d_l and traits.d_l.text,
+                "where": traits.where,
                 "defaults": {name: field.default for name, field in fields.items()},
                 "parameters": {name: field.description for name, field in fields.items()},
                 "source": traits.source,
@@ -110,7 +116,15 @@ def objectives(json_: JsonOption = False) -> None:
             escape(row["d_l"] or "-"),
             escape(defaults) or "-",
         )
+    names = Table(title="Other names (trl/: a loss_type of TRL's DPOTrainer, with its defaults)", title_justify="left")
+    for column in ("name", "stands for", "likelihood"):
+        names.add_column(column)
+    for row in rows:
+        for other in row["also"]:
+            settings = "".join(f", {key}={value}" for key, value in other["settings"].items())
+            names.add_row(other["name"], escape(row["name"] + settings), other["likelihood"] or "as the run has it")
     Console().print(table)
+    Console().print(names)
 
 
 @app.command(short_help="unique cells, which are done, what they take; runs nothing")
@@ -130,18 +144,18 @@ def plan(
     from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    made = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
     if measure:
-        made = measured_plan(made, Store.open(store), lambda line: typer.echo(line, err=True))
+        planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:
-        typer.echo(json.dumps(made.rows(), indent=2))
+        typer.echo(json.dumps(planned.rows(), indent=2))
     else:
         from rich.console import Console
 
         console = Console()
-        console.print(plan_table(made, console.width))
-        console.print(summary(made), markup=False, highlight=False)
-    for conflict in made.conflicts:
+        console.print(plan_table(planned, console.width))
+        console.print(summary(planned), markup=False, highlight=False)
+    for conflict in planned.conflicts:
         typer.echo(f"conflict: {conflict}", err=True)
 
 
@@ -156,3 +170,34 @@ def show_config(file: FileArgument, set_: SetOption = None, json_: JsonOption = 
         typer.echo(json.dumps(resolved, indent=2))
     else:
         typer.echo(yaml.safe_dump_all(resolved, sort_keys=False, allow_unicode=True).rstrip())
+
+
+@app.command("show-pairs", short_help="pairs as a model reads them, under both presets")
+def show_pairs(
+    file: FileArgument,
+    pairs: Annotated[int, typer.Option("--pairs", "-n", min=1, help="of each model and dataset")] = 3,
+    whole: Annotated[bool, typer.Option("--whole", help="every token, however long the pair")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+) -> None:
+    """Print the first pairs as they are rendered, scored and truncated, by the preset `official` and by `paper`."""
+    from rcray.config.fidelity import PRESETS
+    from rcray.data.display import LEGEND, describe_pairs, same_rows
+    from rcray.models.load import read_tokenizer
+    from rcray.models.sources import locate_tokenizer
+
+    _, cells = cells_of(file, set_, tiny)
+    presets = {name: cells_of(file, [*(set_ or ()), f"fidelity={name}"], tiny)[1] for name in reversed(list(PRESETS))}
+    own = {cell.config.fidelity for cell in cells}
+    typer.echo(LEGEND)
+    for key, cell in {same_rows(cell.config): cell for cell in reversed(cells)}.items():
+        model = cell.config.model
+        settings = {
+            f"{name} (this file)" if name in own else name: like.config.data
+            for name, alike in presets.items()
+            for like in [next(like for like in alike if same_rows(like.config) == key)]
+        }
+        tokenizer = read_tokenizer(model, locate_tokenizer(model, Store.at(store).cache))
+        typer.echo(f"\n=== {model.name}, {cell.config.data.name}")
+        typer.echo(printable(describe_pairs(tokenizer, settings, pairs, whole=whole)))

@@ -4,6 +4,7 @@
 source decides by itself is filled in here, so that a run's identity has it spelled out.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,14 @@ from pydantic import Field, field_validator, model_validator
 from rcray.config.datasets import known_datasets, source_of
 from rcray.config.section import Section
 from rcray.errors import did_you_mean
+
+#: Fields that came later: at their defaults they say nothing, so that older runs keep their identity.
+_LATER_FIELDS: Mapping[str, Any] = {
+    "add_bos": False,
+    "empty_system": False,
+    "score_header": False,
+    "answer_room": "rest",
+}
 
 
 class Columns(Section):
@@ -44,6 +53,18 @@ class DataConfig(Section):
     seed: int = Field(0, ge=0, description="of the generator, of the rows drawn and held out; not the training seed")
     max_length: int = Field(1024, ge=8, description="tokens of prompt and response together")
     max_prompt_length: int = Field(512, ge=4, description="the prompt keeps its end")
+    add_bos: bool = Field(False, description="put the tokenizer's BOS before a prompt whose template renders none")
+    empty_system: bool = Field(
+        False, description="put an empty system turn before a dialogue without one, where the template takes it"
+    )
+    score_header: bool = Field(
+        False, description="score the template's invitation to answer, such as <|assistant|>, as part of the answer"
+    )
+    answer_room: Literal["rest", "fixed"] = Field(
+        "rest",
+        description="of a pair that is too long; rest: what the prompt leaves of max_length; fixed: max_length - "
+        "max_prompt_length, however short the prompt",
+    )
     too_long: Literal["truncate", "drop"] = Field(
         "truncate", description="rows beyond max_length: cut to it, or left out (whole answers only), and counted"
     )
@@ -117,4 +138,5 @@ class DataConfig(Section):
             without_effect.add("too_long")
         if self.bucketing == "none":
             without_effect.add("bucketing")
+        without_effect |= {name for name, usual in _LATER_FIELDS.items() if content[name] == usual}
         return {name: value for name, value in content.items() if name not in without_effect}

@@ -16,6 +16,7 @@ SEMANTICS_VERSION = 1
 
 #: Fields that came later: at their defaults they say nothing, so that older runs keep their identity.
 _LATER_FIELDS: dict[str, dict[str, Any]] = {
+    "objective": {"rc_max_incentive": None},
     "calibration": {"record_full": False, "kind": "published", "guard": None},
     "train": {"optimizer": "adamw", "precision": "weights", "micro_batch_tokens": None, "momentum": 0.0},
 }
@@ -31,6 +32,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """The part of a config that decides the result, with inactive fields removed."""
     content = config.model_dump(mode="json", exclude={"execution"})
     content["data"] = config.data.content()
+    if config.is_start_model:
+        return _start_model(config, content)
     calibration = config.calibration
     if not calibration.enabled:
         # Estimator and window stay: the band is recorded with or without calibration, in the same way.
@@ -50,6 +53,13 @@ def identity(config: RunConfig) -> dict[str, Any]:
         content[section] = {name: value for name, value in content[section].items() if defaults.get(name, ()) != value}
     content["semantics"] = SEMANTICS_VERSION
     return content
+
+
+def _start_model(config: RunConfig, content: dict[str, Any]) -> dict[str, Any]:
+    """What is measured of a model that nobody trained: its weights, on which pairs, how likelihoods are reduced."""
+    model = {name: value for name, value in _active_model_fields(config, content["model"]).items() if name != "lora"}
+    kept = {name: content[name] for name in ("fidelity", "data", "likelihood")}
+    return {**kept, "model": model, "train": {"epochs": 0}, "semantics": SEMANTICS_VERSION}
 
 
 def _active_model_fields(config: RunConfig, model: dict[str, Any]) -> dict[str, Any]:

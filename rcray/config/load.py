@@ -11,12 +11,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rcray.config.objectives import BY_NAME, Custom, objective_tag
+from rcray.config.objectives.names import nearest_name
 from rcray.config.schema import Experiment, RunConfig, open_short_forms
 from rcray.errors import ConfigError, did_you_mean
 
 _SHOWN_ERRORS = 8  # the whole message should fit one screen
 _SHOWN_CHARS = 80  # of an offending value
-_LINE_CHARS = 320  # of one error
+_LINE_CHARS = 400  # of one error: the names of all objectives fit
 _SHOWN_FILES = 8  # beside one that is missing, the nearest names first
 _LARGEST_FILE = 100_000  # nodes, aliases written out: the largest grid is far below, a YAML bomb far above
 
@@ -197,7 +198,7 @@ def _explain_one(problem: dict[str, Any], model: type[BaseModel], given: Any) ->
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         name = given.get("objective", {}) if isinstance(given, dict) else {}
         name = name.get("name", "") if isinstance(name, dict) else name
-        return f"{field}.name: unknown objective {shown(name)}{did_you_mean(str(name), BY_NAME)}"
+        return f"{field}.name: unknown objective {shown(name)}{nearest_name(str(name))}"
     if kind == "literal_error":
         allowed = [str(option) for option in _literals(model, location)]
         return f"{field}: {value} is not allowed{did_you_mean(str(problem.get('input')), allowed)}"

@@ -15,7 +15,7 @@ from rcray.config.wheels import SCHEME, QuantizedCopy
 from rcray.errors import did_you_mean
 
 Method = Literal["full", "lora", "qlora"]
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -180,6 +180,13 @@ def train_defaults(model: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     same = (model.get("method", _usual_method(name)) == "full") == (_usual_method(name) == "full")
     return {field: value for field, value in MODELS[name].train.items() if same or field != "learning_rate"}
+
+
+def official_precision(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the authors computed a known model in, by section; nothing where another method or dtype is asked for."""
+    name = str(model.get("name"))
+    usual = name in MODELS and model.get("method", _usual_method(name)) == _usual_method(name)
+    return MODELS[name].official if usual and "dtype" not in model else {}
 
 
 def default_scores(model: Mapping[str, Any]) -> str:

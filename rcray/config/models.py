@@ -40,6 +40,7 @@ class KnownModel:
     tiny: str = ""  # the embedded model of the same architecture, for `--tiny`
     model: Mapping[str, Any] = field(default_factory=dict)  # fields of `model:`
     train: Mapping[str, Any] = field(default_factory=dict)  # fields of `train:`
+    official: Mapping[str, Any] = field(default_factory=dict)  # by section: what the preset `official` changes of it
     embedded: Embedded | None = None
     copy: QuantizedCopy | None = None  # where there is no hub; see models/gguf.py
 
@@ -50,7 +51,7 @@ _ZEPHYR_SFT = "alignment-handbook/zephyr-7b-sft-qlora"
 
 
 def _qlora(source: str, r: int, alpha: int, targets: list[str], **more: Any) -> dict[str, Any]:
-    """The published QLoRA: nf4 without double quantisation, computed in bfloat16."""
+    """The published QLoRA: nf4 without double quantisation; computed in bfloat16 unless `official` is asked for."""
     return {
         "source": source,
         "dtype": "bfloat16",
@@ -60,6 +61,11 @@ def _qlora(source: str, r: int, alpha: int, targets: list[str], **more: Any) -> 
         **more,
     }
 
+
+#: Where the authors give no dtype (`torch_dtype: null`), transformers loads 4-bit models in float16 and others in
+#: float32; their bf16 flag then means autocast.
+_FLOAT16 = {"model": {"dtype": "float16", "quantization": {"compute_dtype": "float16"}}}
+_BFLOAT16_AUTOCAST = {"train": {"precision": "bfloat16"}}
 
 #: The paper's: the authors' start weights, adapters, rates and micro-batches; their global batch is 32 pairs, one
 #: epoch, a constant rate. The 410M model is kept in float32: next to bfloat16 weights, steps of 6e-7 would round to
@@ -79,6 +85,7 @@ MODELS: Mapping[str, KnownModel] = {
                 "chat_template": PLAIN_CHAT_TEMPLATE,
             },
             {"learning_rate": 6e-7, "batch_size": 32, "micro_batch_size": 4},
+            _BFLOAT16_AUTOCAST,
         ),
         KnownModel(
             "pythia-2.8b",
@@ -86,6 +93,7 @@ MODELS: Mapping[str, KnownModel] = {
             *("Pythia-2.8B", "tiny-neox"),
             _qlora("EleutherAI/pythia-2.8b", 16, 32, _GPT_NEOX_LAYERS, chat_template=PLAIN_CHAT_TEMPLATE),
             {"learning_rate": 1e-4, "batch_size": 32, "micro_batch_size": 4},
+            _FLOAT16,
         ),
         KnownModel(
             "mistral-7b",
@@ -93,6 +101,7 @@ MODELS: Mapping[str, KnownModel] = {
             *("Mistral-7B", "tiny-mistral"),
             _qlora("mistralai/Mistral-7B-v0.1", 8, 16, _LLAMA_LAYERS, sft_adapter=_ZEPHYR_SFT),
             {"learning_rate": 3e-7, "batch_size": 32, "micro_batch_size": 1},
+            _FLOAT16,
         ),
         KnownModel(
             "qwen2.5-7b",
@@ -100,6 +109,7 @@ MODELS: Mapping[str, KnownModel] = {
             *("Qwen2.5-7B", "tiny-qwen2"),
             _qlora("Qwen/Qwen2.5-7B-Instruct", 8, 16, _LLAMA_LAYERS),
             {"learning_rate": 5e-7, "batch_size": 32, "micro_batch_size": 1},
+            _FLOAT16,
         ),
         KnownModel(
             "smollm2-135m",

@@ -9,12 +9,14 @@ from pydantic import Field, field_validator, model_validator
 from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
-from rcray.config.model import ModelConfig, default_scores, fill_open, train_defaults
+from rcray.config.model import ModelConfig, default_scores, fill_open, official_precision, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
+from rcray.config.objectives.names import resolve
 from rcray.config.search import SearchConfig
 from rcray.config.section import Section
 
 DEFAULT_OBJECTIVE = "dpo"
+START_MODEL = "start model"  # in the place of an objective, where nothing is trained
 LARGEST_SEED = 2**32 - 1  # what every random generator takes
 
 #: Sections with a short form, `objective: dpo` or `calibration: true`: the type it has, the field it stands for.
@@ -93,7 +95,7 @@ class TrainConfig(Section):
     """The optimisation. Batch sizes count pairs over all workers together."""
 
     seed: int = Field(42, ge=0, le=LARGEST_SEED)
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=0, description="0: nothing is trained, the start model itself is evaluated")
     batch_size: int = Field(32, ge=1, description="pairs per optimizer step")
     micro_batch_size: int = Field(8, ge=1, description="pairs per forward and backward")
     micro_batch_tokens: int | None = Field(
@@ -107,8 +109,8 @@ class TrainConfig(Section):
         description="adamw8bit keeps its moments in 8 bits (bitsandbytes), a quarter of the memory; sgd is plain",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
-    precision: Literal["weights", "bfloat16"] = Field(
-        "weights", description="of the products: that of the weights, or bfloat16 autocast over float32 weights"
+    precision: Literal["weights", "bfloat16", "float16"] = Field(
+        "weights", description="of the products: that of the weights, or autocast over float32 weights"
     )
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
@@ -169,7 +171,7 @@ class RunConfig(Section):
     def _fill_from_preset(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        filled = open_short_forms(copy.deepcopy(given))
+        filled = resolve(open_short_forms(copy.deepcopy(given)))
         fidelity = filled.get("fidelity", "paper")
         for path, value in PRESETS.get(str(fidelity), {}).items():
             *sections, field = path.split(".")
@@ -186,6 +188,7 @@ class RunConfig(Section):
         model = filled.get("model", {})
         if isinstance(model, dict):
             defaults = {"train": train_defaults(model), "calibration": {"scores": default_scores(model)}}
+            filled = fill_open(filled, official_precision(model) if fidelity == "official" else {})
             filled = fill_open(filled, defaults)
         return filled
 
@@ -264,9 +267,32 @@ class RunConfig(Section):
             raise ValueError("train.optimizer 'adamw8bit' cannot work on sharded weights; use adamw, or parallel ddp")
         return self
 
+    @model_validator(mode="after")
+    def _float16_weights_are_frozen(self) -> "RunConfig":
+        if self.model.dtype == "float16" and not self.model.trains_adapters:
+            raise ValueError(
+                "model.dtype 'float16' cannot be trained in full: updates and small gradients round to nothing; keep "
+                "the weights in float32 and set train.precision: float16"
+            )
+        return self
+
+    @property
+    def is_start_model(self) -> bool:
+        """Whether nothing is trained: the row `before` of a table."""
+        return self.train.epochs == 0
+
+    @property
+    def computes_in_float16(self) -> bool:
+        """Whether gradients pass through float16, and need loss scaling."""
+        model = self.model
+        products = model.quantization.compute_dtype if model.quantized else model.dtype
+        return "float16" in (products, model.dtype, self.train.precision)
+
     @property
     def needs_reference(self) -> bool:
         """Whether the objective reads the reference model's likelihoods."""
+        if self.is_start_model:
+            return False
         if isinstance(self.objective, Custom):
             return self.objective.needs_reference
         return self.objective.traits.needs_reference
@@ -274,6 +300,8 @@ class RunConfig(Section):
     @property
     def objective_title(self) -> str:
         """The objective's name as tables print it."""
+        if self.is_start_model:
+            return START_MODEL
         if isinstance(self.objective, Custom):
             return self.objective.name.rpartition(":")[2]
         return self.objective.traits.title
@@ -281,6 +309,8 @@ class RunConfig(Section):
     @property
     def label(self) -> str:
         """A name a person can read, as in `tiny-neox · dpo · RC`."""
+        if self.is_start_model:
+            return f"{self.model.label} · {START_MODEL}"
         rc = "RC update" if self.calibration.steers_by_update else "RC" if self.calibration.enabled else "no RC"
         return f"{self.model.label} · {self.objective.name} · {rc}"
 

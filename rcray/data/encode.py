@@ -2,10 +2,12 @@
 
 Prompt and prompt + answer are rendered with the tokenizer's chat template and the answer is the suffix: a lone
 assistant turn would make some templates insert a system block into every scored answer. Everything dropped,
-realigned or truncated is counted with its row.
+realigned or truncated is counted with its row. What the authors' code adds to a template (BOS, an empty system turn,
+the header as part of the answer) and how it truncates are settings, which the preset `official` switches on.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
@@ -16,7 +18,10 @@ from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.data.pairs import refuse_bad
 from rcray.errors import DataError
 
-__all__ = ["EncodeReport", "EncodedPair", "EncodedPairs", "encode_pairs", "encode_stream", "render", "require"]
+__all__ = [
+    "EncodeReport", "EncodedPair", "EncodedPairs", "Rendering", "encode_pairs", "encode_stream", "render", "require",
+    "truncated", "whole_pair",
+]  # fmt: skip
 
 #: Tokens of the prompt's text that an answer may merge with. A cut further back means that the template renders the
 #: prompt itself differently once it is answered, and no suffix is the answer.
@@ -35,10 +40,11 @@ def encode_stream(
     items: Iterable[Pair | Skipped], tokenizer: Any, config: DataConfig, report: EncodeReport
 ) -> Iterator[EncodedPair]:
     """Encodes pair by pair, up to `report.asked` of them; what is left out goes into the report."""
+    rendering = Rendering.of(tokenizer, config)
     for item in items:
         if report.kept == report.asked:
             return
-        outcome = _encode(item, tokenizer, config, report) if isinstance(item, Pair) else item
+        outcome = _encode(item, rendering, config, report) if isinstance(item, Pair) else item
         if isinstance(outcome, Skipped):
             if config.bad_rows == "fail":
                 refuse_bad(outcome)
@@ -69,34 +75,85 @@ def render(tokenizer: Any, prompt: str | tuple[Turn, ...], answer: str | None = 
     return list(tokenizer.apply_chat_template(turns, add_generation_prompt=invite, tokenize=True, return_dict=False))
 
 
-def _encode(pair: Pair, tokenizer: Any, config: DataConfig, report: EncodeReport) -> EncodedPair | Skipped:
+@dataclass(frozen=True)
+class Rendering:
+    """How dialogues become tokens: a tokenizer with its template, and what `data` asks to add to it."""
+
+    tokenizer: Any
+    bos: int | None = None  # put before what the template renders without one
+    empty_system: bool = False
+    score_header: bool = False
+
+    @classmethod
+    def of(cls, tokenizer: Any, config: DataConfig) -> "Rendering":
+        """What a config asks for, as far as the tokenizer has it."""
+        return cls(
+            tokenizer,
+            bos=tokenizer.bos_token_id if config.add_bos else None,
+            empty_system=config.empty_system and _takes_system_turns(tokenizer),
+            score_header=config.score_header,
+        )
+
+    def ids(self, prompt: tuple[Turn, ...], answer: str | None = None, *, ask: bool = True) -> list[int]:
+        """Token ids of a prompt, or of a prompt and its answer."""
+        if self.empty_system and not (prompt and prompt[0].role == "system"):
+            prompt = (Turn("system", ""), *prompt)
+        ids = render(self.tokenizer, prompt, answer, ask=ask)
+        return [self.bos, *ids] if self.bos is not None and ids[:1] != [self.bos] else ids
+
+
+def _takes_system_turns(tokenizer: Any) -> bool:
+    try:
+        render(tokenizer, (Turn("system", ""), Turn("user", "a")))
+    except TemplateError:  # such as roles that must alternate, from the user on
+        return False
+    return True
+
+
+def whole_pair(pair: Pair, rendering: Rendering, report: EncodeReport) -> EncodedPair | Skipped:
+    """A pair before truncation: what is read, and what of it is scored."""
     if (wrong := fault(pair)) is not None:
         return wrong
     try:
-        prompt = render(tokenizer, pair.prompt)
-        full_w, full_l = render(tokenizer, pair.prompt, pair.chosen), render(tokenizer, pair.prompt, pair.rejected)
+        prompt = rendering.ids(pair.prompt, ask=not rendering.score_header)
+        full_w, full_l = rendering.ids(pair.prompt, pair.chosen), rendering.ids(pair.prompt, pair.rejected)
     except TemplateError as error:  # such as roles that do not alternate
         return Skipped(pair.row, "dropped by template", f"the chat template refuses it: {error}")
     cut = _common_prefix(prompt, full_w, full_l)
     if cut < len(prompt):  # the template or a merge across the border changed the prompt's last tokens
-        if cut < len(render(tokenizer, pair.prompt, ask=False)) - _MERGE_REACH:
+        if cut < len(rendering.ids(pair.prompt, ask=False)) - _MERGE_REACH:
             reason = "the chat template renders the prompt differently once it is answered"
             return Skipped(pair.row, "dropped by template", reason)
         report.note("realigned", pair.row)
-    prompt, chosen, rejected = full_w[:cut], full_w[cut:], full_l[cut:]
-    if len(prompt) + max(len(chosen), len(rejected)) > config.max_length:
+    return EncodedPair(pair.row, tuple(full_w[:cut]), tuple(full_w[cut:]), tuple(full_l[cut:]))
+
+
+def truncated(pair: EncodedPair, config: DataConfig) -> EncodedPair:
+    """A pair cut to the allowed length, where it is too long."""
+    if len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) <= config.max_length:
+        return pair
+    prompt = pair.prompt[-config.max_prompt_length :]  # the end of a prompt holds the question
+    room = config.max_length - len(prompt)
+    if config.answer_room == "fixed" and max(len(pair.chosen), len(pair.rejected)) > room:
+        room = config.max_length - config.max_prompt_length
+    return EncodedPair(pair.row, prompt, pair.chosen[:room], pair.rejected[:room])
+
+
+def _encode(pair: Pair, rendering: Rendering, config: DataConfig, report: EncodeReport) -> EncodedPair | Skipped:
+    whole = whole_pair(pair, rendering, report)
+    if isinstance(whole, Skipped):
+        return whole
+    kept = truncated(whole, config)
+    if kept != whole:
         if config.too_long == "drop":
             reason = f"more than max_length {config.max_length} tokens"
             return Skipped(pair.row, "dropped too long", reason, bad=False)
         report.note("truncated", pair.row)
-        prompt = prompt[-config.max_prompt_length :]  # the end of a prompt holds the question
-        room = config.max_length - len(prompt)
-        chosen, rejected = chosen[:room], rejected[:room]
-    if not prompt or not chosen or not rejected:
+    if not kept.prompt or not kept.chosen or not kept.rejected:
         return Skipped(pair.row, "dropped empty", "no token is left of the prompt or of an answer", bad=False)
-    if chosen == rejected:
+    if kept.chosen == kept.rejected:
         return Skipped(pair.row, "dropped equal", "both answers are the same tokens", bad=False)
-    return EncodedPair(pair.row, tuple(prompt), tuple(chosen), tuple(rejected))
+    return kept
 
 
 def _common_prefix(prompt: Sequence[int], *full: Sequence[int]) -> int:

@@ -21,9 +21,9 @@ def open_rows(config: DataConfig, split: str | None) -> Rows:
 def _open_part(config: DataConfig, subset: str | None, split: str | None) -> Rows:
     source = source_of(config.name)
     location = config.path or source.hub_id or config.name
-    found = find_local(location)
-    if found is not None:
-        return local_rows(found / subset if subset else found, split)
+    path = find_local(location)
+    if path is not None:
+        return local_rows(path / subset if subset else path, split)
     if source.wheel is not None and not config.path:
         from rcray.data.alpacaeval import pairs_dir
 

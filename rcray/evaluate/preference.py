@@ -35,14 +35,23 @@ class Shifts:
         return self.shift_w - self.shift_l
 
 
-def preference_rows(shifts: Shifts) -> list[MetricRow]:
-    """One row per metric; a model with a non-finite likelihood has no score."""
+def preference_rows(shifts: Shifts, *, is_reference: bool = False) -> list[MetricRow]:
+    """One row per metric; a model with a non-finite likelihood has no score.
+
+    `is_reference`: the start model itself, whose margins against the reference are zero and say nothing of its ranking.
+    """
     margin = shifts.margin
     bad = int((~np.isfinite(margin)).sum())
     if bad:
         reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
         names = ("accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation")
         return [MetricRow(PREFERENCE, name, None, None, len(margin), State.DEGENERATE, reason) for name in names]
+    if is_reference:
+        reason = "the start model is its own reference"
+        of_ranking = ("accuracy", "brier", "ece", "length_correlation")
+        undefined = [MetricRow(PREFERENCE, n, None, None, len(margin), State.UNDEFINED, reason) for n in of_ranking]
+        parts = {"margin": margin, "drift_w": shifts.shift_w, "drift_l": shifts.shift_l}
+        return [undefined[0], *(_mean_row(name, values) for name, values in parts.items()), *undefined[1:]]
     probability = 1 / (1 + np.exp(-shifts.beta * np.clip(margin, -700 / shifts.beta, 700 / shifts.beta)))
     note = f"implied probability sigmoid({shifts.beta:g} m~)"
     return [

@@ -176,7 +176,7 @@ class Subject:
     def measure(self, benchmark: Benchmark | None) -> list[MetricRow]:
         """Rows of held-out preference (None) or of one benchmark."""
         if benchmark is None:
-            rows = preference_rows(self._shifts())
+            rows = preference_rows(self._shifts(), is_reference=self.config.is_start_model)
             self.fault = next((row.reason for row in rows if row.status is State.DEGENERATE), None)
             return rows
         from rcray.evaluate.harness import run_benchmark
@@ -223,8 +223,8 @@ class Subject:
         del base  # one model at a time on the device
         count = len(data.pairs)
         say = partial(report, EVALUATION, total=count)
-        found = pair_logps(self._loaded().model, data, range(count), device, say)
-        shift_w, shift_l = found.sum_w - reference.sum_w, found.sum_l - reference.sum_l
+        logps = pair_logps(self._loaded().model, data, range(count), device, say)
+        shift_w, shift_l = logps.sum_w - reference.sum_w, logps.sum_l - reference.sum_l
         if config.likelihood == "mean":
             shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
         beta = getattr(config.objective, "beta", None)

@@ -53,10 +53,10 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
     """Reads the cached likelihoods of `data` under `loaded`, or computes and publishes them."""
     dtype = str(next(loaded.model.parameters()).dtype)
     path = cache / "reference" / f"{content_key([loaded.fingerprint, data.fingerprint(), dtype], 24)}.parquet"
-    found = _read(path, len(data.pairs))
-    if found is not None and _agrees(found, loaded, data, device):
-        return found
-    if found is not None:
+    cached = _read(path, len(data.pairs))
+    if cached is not None and _agrees(cached, loaded, data, device):
+        return cached
+    if cached is not None:
         log.warning("reference cache %s does not agree with a live forward; building it again", path.name)
         path.unlink(missing_ok=True)
     order = length_order(data.lengths).tolist()
@@ -112,16 +112,16 @@ class _Build:
     def publish(self) -> ReferenceLogps:
         """Joins the shards into the one file everybody reads."""
         with FileLock(self.locks / "publish"):
-            found = _read(self.path, self.pairs)
-            if found is None:
+            logps = _read(self.path, self.pairs)
+            if logps is None:
                 parts = [_read(self.part(i), len(rows)) for i, rows in enumerate(self.shards)]
                 place = torch.tensor([row for rows in self.shards for row in rows]).argsort()  # back into their order
-                found = ReferenceLogps(
+                logps = ReferenceLogps(
                     *(torch.cat([getattr(part, name) for part in parts])[place] for name in _COLUMNS)
                 )
-                _write(self.path, found)
+                _write(self.path, logps)
             shutil.rmtree(self.part(0).parent, ignore_errors=True)
-        return found
+        return logps
 
 
 def _forward(loaded: LoadedModel, data: EncodedPairs, index: Sequence[int], device: torch.device) -> ReferenceLogps:
@@ -145,7 +145,7 @@ def pair_logps(
         model.train(training)
 
 
-def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
+def _agrees(logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
     """Compares a sample with a live forward; another batch shape rounds differently, another model is far off."""
     stride = max(1, len(data.pairs) // _SAMPLE)
     index = range(0, len(data.pairs), stride)[:_SAMPLE]
@@ -154,15 +154,15 @@ def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, devi
     exact = next(loaded.model.parameters()).dtype in (torch.float32, torch.float64)
     relative = 1e-4 if exact else 2e-2
     return all(
-        torch.allclose(getattr(found, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
+        torch.allclose(getattr(logps, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
         for name in ("sum_w", "sum_l")
     )
 
 
-def _write(path: Path, found: ReferenceLogps) -> None:
+def _write(path: Path, logps: ReferenceLogps) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.table({name: getattr(found, name).numpy() for name in vars(found)}), sink, write_page_checksum=True
+        pa.table({name: getattr(logps, name).numpy() for name in vars(logps)}), sink, write_page_checksum=True
     )
     write_atomic(path, sink.getvalue().to_pybytes())
 

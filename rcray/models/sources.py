@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: What is fetched from a hub: no pickles, no second copy of the weights in another format.
 _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "model.safetensors", "model-*.safetensors")
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _ADAPTER_FILES = ("*.json", "*.jinja", "*.txt", "*.model", ADAPTER_WEIGHTS)
 
 
@@ -97,6 +98,17 @@ def locate(config: ModelConfig, cache: Path) -> Origin:
         if not (adapter / name).is_file():
             raise _no_adapter(config.sft_adapter)(f"it has no {name}")
     return Origin(config, base, adapter, cache)
+
+
+def locate_tokenizer(config: ModelConfig, cache: Path) -> Path:
+    """The directory of the tokenizer alone: no weights are fetched, and none need to be there."""
+    if config.origin in embedded_models():
+        return locate(config, cache).base
+    if config.sft_adapter is not None:
+        adapter = _directory(config.sft_adapter, None, _TOKENIZER_FILES, _no_adapter(config.sft_adapter))
+        if (adapter / "tokenizer_config.json").is_file():  # it has the template the adapter was trained with
+            return adapter
+    return _directory(config.origin, config.revision, _TOKENIZER_FILES, _no_base(config))
 
 
 def _quantized_copy(name: str, cache: Path) -> Path:
@@ -173,10 +185,10 @@ def remembered_fingerprint(files: Sequence[Path], cache: Path) -> str:
     note = cache / "fingerprints" / content_key(seen, 32)
     if note.is_file() and len(text := note.read_text()) == 64:
         return text
-    found = tensors_fingerprint(files)
+    fingerprint = tensors_fingerprint(files)
     note.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(note, found)
-    return found
+    write_atomic(note, fingerprint)
+    return fingerprint
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -186,8 +198,8 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 def tensors_fingerprint(files: Sequence[Path]) -> str:
     """SHA-256 over names, types, shapes and bytes of all tensors, however they are spread over files."""
-    found = [(name, path, entry) for path in files for name, entry in tensor_entries(path).items()]
-    entries = sorted(found, key=lambda item: item[0])
+    tensors = [(name, path, entry) for path in files for name, entry in tensor_entries(path).items()]
+    entries = sorted(tensors, key=lambda item: item[0])
     digest = hashlib.sha256()
     for name, path, entry in entries:
         digest.update(f"{name}{entry['dtype']}{entry['shape']}".encode())

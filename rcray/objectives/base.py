@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from rcray.config.objectives import BY_NAME, Custom, ObjectiveParams
-from rcray.errors import ConfigError, did_you_mean
+from rcray.config.objectives.names import nearest_name, resolve_objective
+from rcray.errors import ConfigError
 
 Reduction = Literal["sum", "mean"]
 
@@ -226,12 +227,16 @@ def build_objective(params: ObjectiveParams) -> Objective:
 
 
 def objective(name: str, **hyperparameters: Any) -> Objective:
-    """Shorthand for loops of your own: `objective("dpo", beta=0.2)`."""
+    """Shorthand for loops of your own: `objective("dpo", beta=0.2)`; sums or means are the loop's choice."""
     if ":" in name:
         return build_objective(Custom(name=name, params=hyperparameters))
-    if name not in BY_NAME:
-        raise ConfigError(f"unknown objective {name!r}{did_you_mean(name, BY_NAME)}")
-    return build_objective(BY_NAME[name](**hyperparameters))
+    try:
+        settings, _ = resolve_objective({"name": name, **hyperparameters})
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if settings["name"] not in BY_NAME:
+        raise ConfigError(f"unknown objective {name!r}{nearest_name(name)}")
+    return build_objective(BY_NAME[settings["name"]](**settings))
 
 
 def _user_loss(params: Custom) -> Loss:

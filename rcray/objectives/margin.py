@@ -13,13 +13,13 @@ from rcray.config.objectives import Bpo, Cpo, Dpo, Ipo, RDpo, Rrhf, SimPo, SlicH
 from rcray.objectives.base import PairLogps, register
 
 
-def _same(log_d: Tensor) -> tuple[Tensor, Tensor]:
+def same(log_d: Tensor) -> tuple[Tensor, Tensor]:
     """d_w = d_l: the ratio is exactly 1, however small the incentives are."""
     return log_d, log_d
 
 
 def _dpo_log_incentives(pairs: PairLogps, p: Dpo) -> tuple[Tensor, Tensor]:
-    return _same(math.log(p.beta) + logsigmoid(-p.beta * pairs.mt))
+    return same(math.log(p.beta) + logsigmoid(-p.beta * pairs.mt))
 
 
 @register(Dpo, log_incentives=_dpo_log_incentives)
@@ -39,7 +39,7 @@ def _rdpo_argument(pairs: PairLogps, p: RDpo) -> Tensor:
 
 
 def _rdpo_log_incentives(pairs: PairLogps, p: RDpo) -> tuple[Tensor, Tensor]:
-    return _same(math.log(p.beta) + logsigmoid(-_rdpo_argument(pairs, p)))
+    return same(math.log(p.beta) + logsigmoid(-_rdpo_argument(pairs, p)))
 
 
 @register(RDpo, log_incentives=_rdpo_log_incentives)
@@ -48,7 +48,7 @@ def r_dpo(pairs: PairLogps, p: RDpo) -> Tensor:
     return -logsigmoid(_rdpo_argument(pairs, p))
 
 
-def _simpo_lengths(pairs: PairLogps) -> tuple[Tensor, Tensor]:
+def token_counts(pairs: PairLogps) -> tuple[Tensor, Tensor]:
     """What z is still to be divided by: the length under `sum`, nothing under `mean`."""
     if pairs.reduction == "mean":
         return torch.ones_like(pairs.z_w), torch.ones_like(pairs.z_l)
@@ -56,12 +56,12 @@ def _simpo_lengths(pairs: PairLogps) -> tuple[Tensor, Tensor]:
 
 
 def _simpo_margin(pairs: PairLogps, p: SimPo) -> Tensor:
-    n_w, n_l = _simpo_lengths(pairs)
+    n_w, n_l = token_counts(pairs)
     return p.beta * pairs.z_w / n_w - p.beta * pairs.z_l / n_l
 
 
 def _simpo_log_incentives(pairs: PairLogps, p: SimPo) -> tuple[Tensor, Tensor]:
-    n_w, n_l = _simpo_lengths(pairs)
+    n_w, n_l = token_counts(pairs)
     shared = math.log(p.beta) + logsigmoid(p.gamma - _simpo_margin(pairs, p))
     return shared - n_w.log(), shared - n_l.log()
 

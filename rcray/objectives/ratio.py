@@ -4,7 +4,7 @@ Legend: z~ = z - z_ref, the log density ratio of one side; s = sigmoid; lw, ll =
 
 Where exp() of a summed log-ratio would overflow or a loss is singular, the loss goes on along its tangent from the
 point where the incentive reaches `max_incentive`. The incentive is then bounded in the loss and in the calibration
-alike, and `guarded` marks the pairs concerned.
+alike (but for DDRO's `rc_max_incentive`, where it is given), and `guarded` marks the pairs concerned.
 """
 
 import math
@@ -31,12 +31,12 @@ def _kto_arguments(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
     return p.beta * (baseline - pairs.zt_w), p.beta * (pairs.zt_l - baseline)
 
 
-def _log_sigmoid_slope(u: Tensor) -> Tensor:
+def log_sigmoid_slope(u: Tensor) -> Tensor:
     """log s'(u) = log s(u) + log s(-u)."""
     return logsigmoid(u) + logsigmoid(-u)
 
 
-def _sigmoid(u: Tensor) -> Tensor:
+def sigmoid(u: Tensor) -> Tensor:
     """s(u) with an exact slope: autograd's s(1 - s) is 0 in float32 past u = 17, that of 1 - s(-u) is not."""
     return torch.where(u > 0, 1 - torch.sigmoid(-u), torch.sigmoid(u))
 
@@ -44,8 +44,8 @@ def _sigmoid(u: Tensor) -> Tensor:
 def _kto_log_incentives(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
     u_w, u_l = _kto_arguments(pairs, p)
     return (
-        math.log(p.beta * p.lam_w) + _log_sigmoid_slope(u_w),
-        math.log(p.beta * p.lam_l) + _log_sigmoid_slope(u_l),
+        math.log(p.beta * p.lam_w) + log_sigmoid_slope(u_w),
+        math.log(p.beta * p.lam_l) + log_sigmoid_slope(u_l),
     )
 
 
@@ -53,23 +53,24 @@ def _kto_log_incentives(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
 def kto(pairs: PairLogps, p: Kto) -> Tensor:
     """lw s(b (K - z~_w)) + ll s(b (z~_l - K))."""
     u_w, u_l = _kto_arguments(pairs, p)
-    return p.lam_w * _sigmoid(u_w) + p.lam_l * _sigmoid(u_l)
+    return p.lam_w * sigmoid(u_w) + p.lam_l * sigmoid(u_l)
 
 
-def _ddro_edge(p: Ddro) -> float:
-    """The z~_l at which d_l = e^z/(2 - e^z) reaches max_incentive S: e^z = 2S/(1 + S)."""
-    return math.log(2 * p.max_incentive / (1 + p.max_incentive))
+def _ddro_edge(max_incentive: float) -> float:
+    """The z~_l at which d_l = e^z/(2 - e^z) reaches S = max_incentive: e^z = 2S/(1 + S)."""
+    return math.log(2 * max_incentive / (1 + max_incentive))
 
 
 def _ddro_log_incentives(pairs: PairLogps, p: Ddro) -> tuple[Tensor, Tensor]:
-    u = pairs.zt_l.clamp(max=_ddro_edge(p))
+    """The authors bound d_l by one number in the loss and by a lower one in the calibration: `rc_max_incentive`."""
+    u = pairs.zt_l.clamp(max=_ddro_edge(min(p.max_incentive, p.rc_max_incentive or p.max_incentive)))
     return torch.zeros_like(u), u - torch.log(2 - u.exp())
 
 
-@register(Ddro, log_incentives=_ddro_log_incentives, guarded=lambda pairs, p: pairs.zt_l > _ddro_edge(p))
+@register(Ddro, log_incentives=_ddro_log_incentives, guarded=lambda pairs, p: pairs.zt_l > _ddro_edge(p.max_incentive))
 def ddro(pairs: PairLogps, p: Ddro) -> Tensor:
     """log 2 - z~_w + log 2 - log(2 - e^z~_l), along its tangent past d_l = max_incentive."""
-    edge = _ddro_edge(p)
+    edge = _ddro_edge(p.max_incentive)
     bounded = pairs.zt_l.clamp(max=edge)
     loser = math.log(2) - torch.log(2 - bounded.exp()) + p.max_incentive * relu(pairs.zt_l - edge)
     return math.log(2) - pairs.zt_w + loser
@@ -86,7 +87,7 @@ def dil_bce(pairs: PairLogps, p: DilBce) -> Tensor:
     return softplus(-pairs.zt_w, threshold=80) + softplus(pairs.zt_l, threshold=80)
 
 
-def _bounded_exp(x: Tensor, edge: float) -> Tensor:
+def bounded_exp(x: Tensor, edge: float) -> Tensor:
     """exp(x), continued along its tangent past `edge`."""
     return x.clamp(max=edge).exp() + math.exp(edge) * relu(x - edge)
 
@@ -102,7 +103,7 @@ def _ukl_log_incentives(pairs: PairLogps, p: DilUkl) -> tuple[Tensor, Tensor]:
 )
 def dil_ukl(pairs: PairLogps, p: DilUkl) -> Tensor:
     """e^z~_l - z~_w."""
-    return _bounded_exp(pairs.zt_l, math.log(p.max_incentive)) - pairs.zt_w
+    return bounded_exp(pairs.zt_l, math.log(p.max_incentive)) - pairs.zt_w
 
 
 def _lsif_guarded(pairs: PairLogps, p: DilLsif) -> Tensor:
@@ -119,4 +120,4 @@ def _lsif_log_incentives(pairs: PairLogps, p: DilLsif) -> tuple[Tensor, Tensor]:
 def dil_lsif(pairs: PairLogps, p: DilLsif) -> Tensor:
     """e^(2 z~_l)/2 - e^z~_w."""
     edge = math.log(p.max_incentive)
-    return _bounded_exp(2 * pairs.zt_l, edge) / 2 - _bounded_exp(pairs.zt_w, edge)
+    return bounded_exp(2 * pairs.zt_l, edge) / 2 - bounded_exp(pairs.zt_w, edge)

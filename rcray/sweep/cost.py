@@ -31,7 +31,7 @@ CPU_FLOPS = 2e10  # of one core, small matrices
 CPU_FLOPS_WIDE = 4.5e10  # the same from WIDE hidden units on; measured on SmolLM2-135M
 WIDE = 512
 CPU_SECONDS_PER_MICRO_BATCH = 0.015  # what a micro-batch costs on a CPU however small the model is
-BYTES = {"float32": 4, "bfloat16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FOUR_BIT_BYTES = 0.5 + 4 / 64  # nf4: half a byte, and a float32 scale for each 64 weights
 ACTIVATION_VALUES = 17  # kept per token, layer and hidden unit, without attention matrices (Korthikanti et al. 2022)
 PROCESS_BYTES = 0.9 * GIB  # a trial's own process with torch and transformers, no model; measured
@@ -116,7 +116,7 @@ def _hours(config: RunConfig, flops: float, pairs: int) -> float:
     workers = max(1, execution.workers)
     if execution.gpus_per_worker:
         # A card of half the rate for float32 (TF32); a share of a card does a share of its work.
-        rate = GPU.flops * GPU.utilisation * (1 if config.model.dtype == "bfloat16" else 0.5)
+        rate = GPU.flops * GPU.utilisation * (1 if "float16" in config.model.dtype + config.train.precision else 0.5)
         return flops / (rate * workers * execution.gpus_per_worker) / 3600
     micro_batches = train.epochs * (pairs // train.batch_size) * (train.batch_size // train.micro_batch_size)
     shape = config.model.shape

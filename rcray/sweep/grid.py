@@ -22,11 +22,12 @@ class Cell:
     @property
     def label(self) -> str:
         """Human name; settings that the label does not already show are appended."""
-        shown = ("model", "model.name", "objective", "objective.name", "calibration", "calibration.enabled")
-        places = [path for path, value in self.varied if path in shown[:2] and "/" in str(value)]  # shown by last part
-        extra = [
-            f"{path.rpartition('.')[2]}={value}" for path, value in self.varied if path not in shown or path in places
-        ]
+        shown = {"model", "model.name", "objective", "objective.name", "calibration", "calibration.enabled"}
+        if self.config.is_start_model:  # what was not done to it says nothing
+            shown |= {path for path, _ in self.varied if path.partition(".")[0] not in ("data", "likelihood")}
+        named = {"model", "model.name"}
+        shown -= {path for path, value in self.varied if path in named and "/" in str(value)}  # shown by its last part
+        extra = [f"{path.rpartition('.')[2]}={value}" for path, value in self.varied if path not in shown]
         return " · ".join([self.config.label, *extra])
 
     def content(self) -> dict[str, Any]:

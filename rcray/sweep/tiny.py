@@ -1,7 +1,8 @@
 """`--tiny`: the same experiment on the embedded models, scaled down to seconds on a CPU.
 
 Kept: objectives and their constants, calibration, likelihood, epochs, seeds, rates, method (QLoRA becomes LoRA: 4-bit
-arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, benchmarks, placement. Nothing
+arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, precision (float32), benchmarks,
+placement. Nothing
 about a model can be concluded from it; it proves that every cell of a file would run. `--set` wins over what is
 replaced here.
 """
@@ -16,6 +17,7 @@ from rcray.sweep.grid import Cell
 
 PAIRS, HELD_OUT, BATCH, MICRO_BATCH, PROBE_PAIRS, PROBE_EVERY = 16, 8, 8, 4, 8, 2
 DOCUMENTS = 8  # of each benchmark
+_KEPT_OF_DATA = ("add_bos", "empty_system", "score_header", "answer_room", "bucketing")
 
 
 def tiny_experiment(experiment: Experiment) -> Experiment:
@@ -32,13 +34,13 @@ def tiny_experiment(experiment: Experiment) -> Experiment:
 
 def tiny_cells(cells: Sequence[Cell], overrides: Mapping[str, Any]) -> list[Cell]:
     """Every cell scaled down; those that become the same run are one."""
-    found: dict[str, Cell] = {}
+    unique: dict[str, Cell] = {}
     for cell in cells:
         config = tiny_config(cell.config, overrides)
         varied = tuple((path, stand_in(str(value)) if str(value) in MODELS else value) for path, value in cell.varied)
         key = run_id(config)
-        found.setdefault(key, Cell(key, config, varied))
-    return list(found.values())
+        unique.setdefault(key, Cell(key, config, varied))
+    return list(unique.values())
 
 
 def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
@@ -52,13 +54,14 @@ def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
         "difficulty": config.data.difficulty,
         "train_pairs": PAIRS,
         "eval_pairs": HELD_OUT,
-        "bucketing": config.data.bucketing,
+        **{name: getattr(config.data, name) for name in _KEPT_OF_DATA},
     }
     content["train"] |= {
         "batch_size": BATCH,
         "micro_batch_size": max(size for size in range(1, micro_batch + 1) if BATCH % size == 0),
         "probe_pairs": PROBE_PAIRS,
         "probe_every": PROBE_EVERY,
+        "precision": "weights",
     }
     content["execution"] = {}
     return build_run(content, _of_sections(overrides, ("model", "data", "train", "execution")), "--tiny")

@@ -36,6 +36,7 @@ class Progress:
 
     step: int = 0
     calibrator: dict[str, Any] | None = None
+    loss_scale: list[float] = field(default_factory=list)  # scale and sound steps, where float16 is computed in
     drift: list[float] = field(default_factory=list)  # of fresh pairs: both means and their weight
     first_probe: list[float] = field(default_factory=list)  # z_w, z_l
     last_probe: list[float] = field(default_factory=list)

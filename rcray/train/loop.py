@@ -210,6 +210,8 @@ class Training:
                 progress.seconds += time.perf_counter() - clock
                 clock = time.perf_counter()
                 self._save(last)
+        if schedule.total_steps == 0:  # the start model, kept as any other so that it is evaluated as any other
+            self._save(last=True)
         if self.profile:
             self.profile.close()
         return self.job.run.read_status()
@@ -223,6 +225,8 @@ class Training:
         )
         if self.state.calibrator is not None:
             self.state.calibrator.load_state_dict(self.progress.calibrator)
+        if update.scaling is not None:
+            update.scaling.restore(self.progress.loss_scale)
         self.state.drift = Drift(*self.progress.drift)
         if self.state.looks is not None:
             self.state.looks.restore(self.progress.look, self.state.calibrator)
@@ -257,6 +261,7 @@ class Training:
         better = execution.keep_best and self._is_best(probed=last)
         if self.rank == 0:
             self.progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
+            self.progress.loss_scale = update.scaling.state() if update.scaling else []
             self.progress.drift = [state.drift.w, state.drift.l, state.drift.weight]
             self.progress.look = state.looks.last if state.looks and gathered is None else {}
             self.recorder.flush()

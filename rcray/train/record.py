@@ -45,6 +45,7 @@ class StepOutcome:
     guarding: bool
     judged: Judged | None
     seconds: float
+    lost: str = ""  # why no update was made, if none was
 
 
 def row_of(outcome: StepOutcome) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def row_of(outcome: StepOutcome) -> dict[str, Any]:
         "log_r_star_exact": exact["log_r_star_exact"],
         **_judged(outcome.judged),
         "guarding": outcome.guarding,
+        **({"skipped": outcome.lost} if outcome.lost else {}),
         "grad_norm": outcome.grad_norm,
         "learning_rate": outcome.learning_rate,
         "padding": outcome.padding,

@@ -26,6 +26,7 @@ from rcray.train.look import Looks
 from rcray.train.micro import Policy
 from rcray.train.parallel import ProcessGroup, clip_norm, shard, sum_gradients
 from rcray.train.parts import may_share_prompts, score_source
+from rcray.train.scaling import LossScaling
 from rcray.train.step import Scoring, StepState, Update, Workers
 
 
@@ -73,7 +74,7 @@ def step_state(
                 f"{calibration.scores!r} of {config.objective.name!r}",
                 fix="use calibration.scores head, sketch or adapters, or parallel: ddp",
             )
-        shard(model, mixed=torch.bfloat16 if train.precision == "bfloat16" else None)
+        shard(model, mixed=None if train.precision == "weights" else getattr(torch, train.precision))
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     policy = Policy(
@@ -108,6 +109,7 @@ def step_state(
             batch_size=train.batch_size,
             clip_norm=train.clip_norm,
             clip=clip_norm if sharded else torch.nn.utils.clip_grad_norm_,
+            scaling=LossScaling() if config.computes_in_float16 else None,
         ),
         calibrator=calibrator_of(calibration),
         workers=group,
@@ -139,16 +141,16 @@ def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
 
 
 def precision_of(train: TrainConfig, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """What forwards run in: nothing special, or bfloat16 autocast on a device that has it."""
+    """What forwards run in: nothing special, or autocast to a half precision that the device has."""
     if train.precision == "weights":
         return nullcontext
     has_it = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if not has_it:
+    if train.precision == "bfloat16" and not has_it:
         raise ConfigError(
             f"train.precision: 'bfloat16', and this {device.type} has no bfloat16 arithmetic",
             fix="use train.precision: weights",
         )
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+    return lambda: torch.autocast(device.type, dtype=getattr(torch, train.precision))
 
 
 def build_optimizer(trained: list[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:

@@ -35,6 +35,7 @@ from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradien
 from rcray.train.parts import HeadPart, ScoreSource
 from rcray.train.profile import PHASE
 from rcray.train.record import Decision, Judged, StepOutcome
+from rcray.train.scaling import OVERFLOW, LossScaling
 
 Micro = ReadOff | ExtraGradients
 Branches = tuple[Gradients, Gradients]  # the gradient's parts through the chosen and through the rejected answers
@@ -70,6 +71,7 @@ class Update:
     batch_size: int  # pairs per step, over all workers
     clip_norm: float
     clip: Callable[[Sequence[nn.Parameter], float], Tensor] = torch.nn.utils.clip_grad_norm_
+    scaling: LossScaling | None = None  # where something is computed in float16
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
@@ -127,24 +129,29 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
         sums += torch.cat([window.recorded, window.tokens])
 
     judged = None
+    gradients = [*branches[0], *branches[1]] if branches else [p.grad for p in update.parameters if p.grad is not None]
+    if update.scaling:
+        update.scaling.unscale(gradients)
     if look and branches:
         judged, log_alpha = _join_branches(state, look, branches, decisions)
     elif workers.sum_gradients:
         with record_function(PHASE + "workers"):
-            workers.sum_gradients([p.grad for p in update.parameters if p.grad is not None])
+            workers.sum_gradients(gradients)
     with record_function(PHASE + "clip"):
         norm = float(update.clip(update.parameters, update.clip_norm))
-    if not math.isfinite(norm):
+    sound = update.scaling is None or update.scaling.settle(norm)
+    if sound and not math.isfinite(norm):
         pairs = [int(i) for batch in batches for i in batch.index]
         named = ", ".join(map(str, pairs[:8])) + (", …" if len(pairs) > 8 else "")
         raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm}) on training pairs {named}")
     rate = update.optimizer.param_groups[0]["lr"]
     with record_function(PHASE + "update"):
-        update.optimizer.step()
+        if sound:
+            update.optimizer.step()
     update.scheduler.step()
     *recorded, real, computed = (sums if workers.reduce is None else workers.reduce.sum(sums)).tolist()
     guarding = state.guarding
-    if state.policy.reference is not None:  # the batch before it was trained on: fresh pairs, too
+    if state.looks is not None and state.policy.reference is not None:  # the batch before its update: fresh pairs, too
         state.drift.add(update.batch_size, Move(recorded[3] / update.batch_size, recorded[4] / update.batch_size))
     if isinstance(state.calibrator, UpdateCalibrator):
         decisions = [replace(d, calibration=replace(d.calibration, log_alpha=log_alpha)) for d in decisions]
@@ -157,6 +164,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
         padding=1 - real / computed,
         guarding=guarding,
         judged=judged,
+        lost="" if sound else OVERFLOW,
         seconds=time.perf_counter() - started,
     )
 
@@ -281,7 +289,8 @@ def _seeds(state: StepState, batch: Batch, pairs: PairLogps, window: Window, ste
         per_pair = incentives(state.policy.objective, pairs, double=False)
         window.recorded += _sums(state.policy, batch, pairs, per_pair.loss, step)
         window.incentives.append(per_pair)
-    size = state.update.batch_size
+    scaling = state.update.scaling
+    size = state.update.batch_size / (scaling.scale if scaling else 1)
     return -per_pair.d_w / size, per_pair.d_l / size
 
 

@@ -11,6 +11,8 @@ from typer.main import get_command
 
 from rcray.cli import app
 from rcray.config import Experiment
+from rcray.config.objectives import BUILT_IN
+from rcray.config.objectives.names import NAMES, REFUSED, TRL
 from rcray.sweep.grid import expand
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +96,11 @@ def test_the_calibration_snippet_runs():
     }
     exec(snippet, scope)
     assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+def test_the_readme_counts_the_zoo_and_names_every_loss_of_trl():
+    assert f"the zoo: {len(BUILT_IN)} objectives" in README
+    table = README.partition("TRL's `loss_type` | here")[2].partition("\n\n")[0]
+    for name in {**NAMES, **REFUSED}:
+        if name.startswith(TRL):
+            assert re.search(rf"\b{name.removeprefix(TRL)}\b", table), name

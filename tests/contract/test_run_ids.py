@@ -1,7 +1,8 @@
 """Run ids never change: a store made by an earlier version is found again, cell by cell.
 
 golden/run_ids.json holds every cell of every shipped experiment, by its label, in order. A new experiment is added to
-it; an id that is there already is never replaced, or finished runs would be trained a second time.
+it; an id that is there already is never replaced, or finished runs would be trained a second time. The one exception
+is a change of what the preset `official` says: cells under it are then other runs, because their content is another.
 """
 
 import json

@@ -36,9 +36,9 @@ SAYS = {
     "rcray sweep experiments/main.yaml --tiny": "2 ok",
     "rcray submit experiments/main.yaml": "2 cached",
     "rcray sweep experiments/main.yaml": "2 cached",
-    "ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": "2 cached",
+    "RAY_AUTH_MODE=token ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": "2 cached",
     "rcray train experiments/quickstart.yaml --set objective=kto --set calibration.enabled=true --profile": "backward",
-    "rcray arena judge rc.json plain.json": "lc_win_rate",
+    "rcray alpaca-eval judge rc.json plain.json": "lc_win_rate",
 }
 
 

@@ -25,7 +25,7 @@ from rcray.config import load_experiment
 from rcray.sweep.grid import expand
 from rcray.sweep.tiny import DOCUMENTS
 from tests.evaluate import judge_server
-from tests.ray.heads import free_ports, running_head
+from tests.ray.heads import TOKEN, free_ports, running_head
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -53,8 +53,8 @@ INSTEAD = {
     "rcray submit experiments/main.yaml": Instead(
         "rcray submit experiments/main.yaml --tiny --address {dashboard} --store {store}", _CLUSTER
     ),
-    "ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": Instead(
-        "ray job submit --address {dashboard} --working-dir . -- "
+    "RAY_AUTH_MODE=token ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": Instead(
+        "RAY_AUTH_MODE=token ray job submit --address {dashboard} --working-dir . -- "
         "python -m rcray sweep experiments/main.yaml --tiny --store {store}",
         _CLUSTER,
     ),
@@ -78,12 +78,12 @@ INSTEAD = {
     f"rcray sweep experiments/quickstart.yaml --tracking-uri http://{PORT}": Instead(
         "rcray sweep experiments/quickstart.yaml --tracking-uri http://{ui}", "the port of the UI above"
     ),
-    "rcray arena generate --run RUN_ID --instructions alpaca_eval.json --out rc.json": Instead(
-        "rcray arena generate --run {run} --instructions alpaca_eval.json --out rc.json --max-new-tokens 16",
+    "rcray alpaca-eval generate --run RUN_ID --instructions alpaca_eval.json --out rc.json": Instead(
+        "rcray alpaca-eval generate --run {run} --instructions alpaca_eval.json --out rc.json --max-new-tokens 16",
         "a run of the quickstart; short answers",
     ),
-    "rcray arena judge rc.json plain.json": Instead(
-        "rcray arena judge rc.json plain.json --base-url {judge}", "a judge on this machine, not a paid one"
+    "rcray alpaca-eval judge rc.json plain.json": Instead(
+        "rcray alpaca-eval judge rc.json plain.json --base-url {judge}", "a judge on this machine, not a paid one"
     ),
 }
 
@@ -127,8 +127,9 @@ class Walk:
 
     def finish(self, command: str, environment: dict[str, str] | None = None) -> str:
         """Runs a command to its end."""
+        before, command = _assignments(command)
         done = subprocess.run(
-            _arguments(command), cwd=self.folder, env=environment or self.environment, timeout=SECONDS,
+            _arguments(command), cwd=self.folder, env={**(environment or self.environment), **before}, timeout=SECONDS,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert done.returncode == 0 and "Traceback" not in done.stdout, f"$ {command}\n{done.stdout}"
@@ -153,10 +154,14 @@ class Walk:
         return command.format(**self.places)
 
     def _start_head(self) -> str:
+        """As a user starts one: a token in the home directory, as any sweep leaves it, and no word of it elsewhere."""
+        home = self.folder.parent / "home"
+        (home / ".ray").mkdir(parents=True)
+        (home / ".ray" / "auth_token").write_text(TOKEN)
         inherited = {name: self.environment[name] for name in ("PYTHONPATH", "HF_HUB_OFFLINE")}
-        head = self.stack.enter_context(running_head(lambda _: ["--num-cpus=2"], **inherited))
-        ours = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PATH")
-        self.head_environment = {name: head.environment[name] for name in ours}
+        started = running_head(lambda _: ["--num-cpus=2"], own_token=False, HOME=str(home), **inherited)
+        head = self.stack.enter_context(started)
+        self.head_environment = {name: head.environment[name] for name in ("HOME", "PATH")}
         return head.dashboard
 
     def _open_ui(self, command: str) -> str:
@@ -173,6 +178,14 @@ class Walk:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=30) as page:
             assert "MLflow" in page.read().decode()
         return line
+
+
+def _assignments(command: str) -> tuple[dict[str, str], str]:
+    """`NAME=value` before a command, as a shell reads it, and the command."""
+    found: dict[str, str] = {}
+    while match := re.match(r"([A-Z_]+)=(\S+) ", command):
+        found[match.group(1)], command = match.group(2), command[match.end() :]
+    return found, command
 
 
 def _arguments(command: str) -> list[str]:
@@ -197,7 +210,8 @@ def walk(folder: Path) -> Iterator[Walk]:
     with contextlib.ExitStack() as stack:
         judge = stack.enter_context(judge_server.JudgeServer(strength=0.1))
         _clone(folder, judge.url)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RCRAY_", "MLFLOW_"))}
+        own = ("RCRAY_", "MLFLOW_", "RAY_AUTH")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         environment |= {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1", "DEEPSEEK_API_KEY": "none", "COLUMNS": "120"}
         yield Walk(folder, environment, stack, judge.url)
 

@@ -13,6 +13,7 @@ VARIANTS = {
     "kto-kl": ("kto", {"baseline": "kl"}),
     **{f"bpo-{kind}": ("bpo", {"kind": kind}) for kind in ("lr", "kliep", "lsif", "ba")},
     "bpo-sba-0": ("bpo", {"lam": 0.0}),
+    "f-dpo-forward": ("f-dpo", {"divergence": "forward_kl"}),
 }
 
 

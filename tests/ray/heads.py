@@ -37,10 +37,11 @@ class Head:
 
 
 @contextlib.contextmanager
-def running_head(extra, **more):
+def running_head(extra, *, own_token=True, **more):
     """`ray start --head --block` with token authentication.
 
-    `extra(gcs_port)` gives further arguments, `more` is added to the environment.
+    `extra(gcs_port)` gives further arguments, `more` is added to the environment. Without `own_token` nothing is said
+    of authentication: Ray looks for a token in the home directory, as it does for a user.
     """
     gcs, dashboard, client, agent = free_ports(4)
     directory = Path(tempfile.mkdtemp(prefix="rh", dir="/tmp"))  # short: socket paths have a limit
@@ -48,8 +49,7 @@ def running_head(extra, **more):
     environment = {
         **os.environ,
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",  # jobs find `python` as in an activated environment
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,
+        **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN} if own_token else {}),
         "RAY_TMPDIR": str(directory),
         "RAY_USAGE_STATS_ENABLED": "0",
         **more,

@@ -143,6 +143,28 @@ def test_exit_codes_and_refusals(project, head):
     assert "outside" in outside.stderr
 
 
+def test_ray_itself_shows_its_token_only_when_told(project, head, tmp_path):
+    """A user's environment: the token in the home directory, nothing else. The README says what to put before `ray`."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text(head.environment["RAY_AUTH_TOKEN"])
+    user = {name: value for name, value in head.environment.items() if not name.startswith("RAY_AUTH")}
+    user["HOME"] = str(tmp_path)
+
+    def listed(**more):
+        return subprocess.run(
+            [RAY, "job", "list", "--address", head.dashboard], env={**user, **more}, capture_output=True, text=True
+        )
+
+    silent = listed()
+    assert silent.returncode != 0 and "authentication token" in silent.stdout + silent.stderr
+    assert listed(RAY_AUTH_MODE="token").returncode == 0
+    refused = subprocess.run(
+        [sys.executable, "-m", "rcray", "submit", "missing.yaml", "--address", head.dashboard],
+        cwd=project, env=user, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert refused.returncode == 2 and "no such file" in refused.stderr, "rcray needs no telling"
+
+
 def test_no_token_no_entry(project, head):
     stranger = {name: value for name, value in head.environment.items() if not name.startswith("RAY_AUTH")}
     command = [sys.executable, "-m", "rcray", "submit", "small.yaml", "--address", head.dashboard]

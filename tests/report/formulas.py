@@ -21,14 +21,15 @@ _TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|\[·\]|\|y_[wl]\||[^\W\d_]+\u0303?(?:_[a
 _LATEX = {
     "β": r"\beta", "λ": r"\lambda", "γ": r"\gamma", "α": r"\alpha", "λ_w": r"\lambda_w", "λ_l": r"\lambda_l",
     "m\u0303": r"\tilde m", "z\u0303_w": r"\tilde z_w", "z\u0303_l": r"\tilde z_l", "m_norm": r"m_{\mathrm{norm}}",
-    "[·]": r"[\,\cdot\,]",
+    "[·]": r"[\,\cdot\,]", "ε": r"\varepsilon",
 }  # fmt: skip
 _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "σ": lambda x: 1 / (1 + np.exp(-x)),
     "σ′": lambda x: np.exp(-x) / (1 + np.exp(-x)) ** 2,
     "exp": np.exp,
+    "log": np.log,
 }
-_FUNCTION_LATEX = {"σ": r"\sigma", "σ′": r"\sigma'", "exp": r"\exp", "L′": "L'"}
+_FUNCTION_LATEX = {"σ": r"\sigma", "σ′": r"\sigma'", "exp": r"\exp", "log": r"\log", "L′": "L'", "φ′": r"\varphi'"}
 
 
 @dataclass(frozen=True)
@@ -228,4 +229,47 @@ def _names(params: ObjectiveParams, pairs: PairLogps, loss: Any) -> Mapping[str,
         "R": ratio,
         "L′": bregman_slope,
         "[·]": arrays["mt"] + (given["alpha"] or 0.0) * pairs.constants["kl_w"].numpy(),
+        **_own_names(params, arrays, loss, pairs),
     }
+
+
+def _own_names(params: Any, arrays: Mapping[str, np.ndarray], loss: Any, pairs: PairLogps) -> Mapping[str, Any]:
+    """What the traits' `where` defines, written a second time."""
+    zt_w, zt_l, mt = arrays["zt_w"], arrays["zt_l"], arrays["mt"]
+    mean_w, mean_l = arrays["z_w"] / arrays["n_w"], arrays["z_l"] / arrays["n_l"]
+    p_w, p_l = np.exp(mean_w), np.exp(mean_l)
+
+    def slope_in_margin(at: np.ndarray) -> np.ndarray:
+        """L'(u) by central differences in u = β m\u0303."""
+
+        def value(wanted: np.ndarray) -> np.ndarray:
+            return np.asarray(loss(replace(pairs, z_w=pairs.z_w + torch.from_numpy(wanted / params.beta - mt))))
+
+        return (value(at + 1e-6) - value(at - 1e-6)) / 2e-6
+
+    match params.name:
+        case "dpop":
+            return {"u": params.beta * (mt - params.lam * np.maximum(0, -zt_w))}
+        case "dpo-shift":
+            return {"f": params.shift, "u": params.beta * (zt_w - params.shift * zt_l)}
+        case "cal-dpo" | "sppo-hard":
+            return {"t": 1 / (2 * params.beta)}
+        case "alphapo":
+            rewards = (p_l**-params.alpha - p_w**-params.alpha) / params.alpha
+            return {"z_w": arrays["z_w"], "z_l": arrays["z_l"], "u": params.beta * rewards - params.gamma}
+        case "orpo":
+            return {"p_w": p_w, "p_l": p_l, "g": np.log(p_w / (1 - p_w)) - np.log(p_l / (1 - p_l))}
+        case "bdpo":
+            return {"u": params.beta * (zt_w - np.log(params.lam * np.exp(zt_l) + 1 - params.lam))}
+        case "balanced-po":
+            return {"u": params.beta * np.minimum(zt_w, -params.alpha * zt_l)}
+        case "robust" | "cdpo":
+            return {"ε": params.label_smoothing}
+        case "exo":
+            return {"t": np.log((1 - params.label_smoothing) / params.label_smoothing)}
+        case "f-dpo":
+            phi = np.log(_FUNCTIONS["σ"](zt_w)) - np.log(_FUNCTIONS["σ"](zt_l))
+            return {"u": params.beta * phi, "φ′": lambda ratio: _FUNCTIONS["σ"](-ratio)}
+        case "discopop":
+            return {"L′": slope_in_margin}
+    return {}

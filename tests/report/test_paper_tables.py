@@ -294,3 +294,37 @@ def test_runtime_of_runs(store):
 )
 def test_durations(minutes, text):
     assert duration(minutes) == text
+
+
+# -- the start model
+
+
+def started(store, **grid):
+    run = {"train": {"batch_size": 16, "micro_batch_size": 8}}
+    return filled(store, expand(experiment(run=run, grid={"objective": ["dpo"], "train.epochs": [0, 1], **grid})))
+
+
+def test_the_start_model_fills_the_baseline_of_the_epoch_ablation(store):
+    places = Places.of(started(store, **{"train.epochs": [0, 1, 2]}))
+    rows = rows_of(table_of_runs(EPOCHS, places))
+    assert rows["Mistral-7B", "Baseline", ""]["Average"] == "32.50"
+    assert ("Mistral-7B", "w/ RC", "2") in rows
+    text = to_markdown(beside_published(EPOCHS, places).table)
+    assert "Baseline" in text
+
+
+def test_any_table_shows_the_start_model_where_there_is_one(store):
+    results = started(store)
+    rows = rows_of(table_of_runs(MAIN, Places.of(results)))
+    assert [key[1] for key in rows][:2] == ["Baseline", "DPO"]
+    assert rows["Mistral-7B", "Baseline", ""]["Δ"] == "–"
+    trained = [result for result in results if not result.cell.config.is_start_model]
+    assert "Baseline" not in to_markdown(table_of_runs(MAIN, Places.of(trained)))
+
+
+def test_the_start_model_is_a_row_of_the_results(store):
+    results = started(store)
+    (first, *_) = compare(results)
+    assert (first.title, first.without.rc, first.with_rc) == ("start model", "–", ())
+    tables = {table.name: table for chapter in catalogue(results).chapters for table in chapter.tables}
+    assert "start model" in to_markdown(tables["results"])

@@ -3,15 +3,18 @@
 printed/*.txt holds the bodies of the paper's tables, one line per row, taken from its text and not from our data.
 """
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from rcray.aggregate import published
+from rcray.aggregate.benchmark_tables import table_of_published
 from rcray.aggregate.catalogue import catalogue_of_published
 from rcray.aggregate.paper import BENCHMARK_TABLES, RUNTIME_MODELS, RUNTIME_OBJECTIVES
 from rcray.aggregate.published import AVERAGE
+from rcray.aggregate.repeats import noise_notes, repeats
 from rcray.aggregate.tables import entry_text, to_csv, to_markdown
 
 PRINTED = Path(__file__).parent / "printed"
@@ -129,3 +132,17 @@ def test_csv_has_plain_numbers():
     assert lines[0].startswith("model,method,rc,mmlu_pro,mmlu_pro_stderr,bbh,bbh_stderr")
     assert lines[2] == "Mistral-7B,DPO,w/,30.31,0.42,44.83,3.01,41.67,1.74,60.92,1.43,2.7,0.45,38.21,1.34,36.44,12.18"
     assert to_csv(TABLES["runtime"]).splitlines()[1].startswith("Mistral-7B,w/o RC Time,646,660,712,651")
+
+
+def test_a_cell_that_is_printed_twice_is_footnoted_and_estimates_the_noise():
+    (repeat,) = repeats()
+    assert (repeat.place.model, repeat.place.objective, repeat.place.rc) == ("pythia-2.8b", "dpo", True)
+    assert repeat.scores["average"] == (28.77, 28.95)
+    assert repeat.scores["arc"] == (37.12, 37.88)
+    gaps = [34.39 - 34.66, 11.27 - 11.15, 32.31 - 32.12, 37.12 - 37.88]
+    assert repeat.noise == pytest.approx(math.sqrt(sum(gap**2 for gap in gaps) / 4 / 2))
+    assert repeat.average_noise == pytest.approx(0.18 / math.sqrt(2))
+    for name, spec in {spec.name: spec for spec in BENCHMARK_TABLES}.items():
+        noted = any("average 28.77 and 28.95" in note for note in table_of_published(spec).notes)
+        assert noted == (name in ("pythia", "ema"))
+    assert ["0.18 in the average" in note for note in noise_notes()] == [True]

@@ -9,8 +9,8 @@ import pytest
 from rcray.aggregate import theory
 from rcray.aggregate.estimates import paired_test, t_quantile
 from rcray.aggregate.latex import to_latex
-from rcray.aggregate.tables import entry_text
-from rcray.calibration.band import Statistics, predicted_pathway
+from rcray.aggregate.tables import entry_text, to_csv, to_markdown
+from rcray.calibration.band import Statistics, observe, predicted_pathway
 from rcray.config.objectives import BUILT_IN, Cpo, Dpo, Formula
 
 #: The paper's table of coefficients: which objectives have d_w = d_l.
@@ -77,10 +77,34 @@ def test_an_objective_without_a_printed_formula_has_dashes(monkeypatch):
     monkeypatch.setattr(Dpo, "traits", dataclasses.replace(Dpo.traits, d_w=None, d_l=None))
     monkeypatch.setattr(Cpo, "traits", dataclasses.replace(Cpo.traits, d_w=Formula("?! ξ(", r"\xi")))
     rows = {row.entries[0].words: row for row in theory.coefficients_table(["squared_hinge"]).rows}
-    assert [entry.words for entry in rows["DPO"].entries[1:]] == ["–"] * 4
-    assert [entry.words for entry in rows["squared_hinge"].entries[1:]] == ["–"] * 4
+    assert [entry.words for entry in rows["DPO"].entries[1:]] == ["–"] * 5
+    assert [entry.words for entry in rows["squared_hinge"].entries[1:]] == ["–"] * 5
     assert rows["squared_hinge"].group == "Objectives of your own"
     assert rows["CPO"].entries[1].words == "?! ξ("
+
+
+def test_a_symbol_that_nobody_knows_breaks_no_table(monkeypatch):
+    """Of a zoo with an objective of the user's own: every renderer takes it, and LaTeX has its command."""
+    new = dataclasses.replace(
+        Cpo.traits, title="Mine", d_w=Formula("ξ ψ(∇)", r"\xi \psi\left(\nabla\right)"), where="ξ = ω z_w, ∇ of you"
+    )
+    monkeypatch.setattr(Cpo, "traits", new)
+    table = theory.coefficients_table()
+    row = next(row for row in table.rows if row.entries[0].words == "Mine")
+    assert row.entries[5].words == "ξ = ω z_w, ∇ of you"
+    for text in (to_markdown(table), to_csv(table)):
+        assert "ξ ψ(∇)" in text
+    assert r"$\xi$ = $\omega$ $z_w$" in to_latex(table)
+
+
+def test_a_negative_chosen_incentive_lowers_both():
+    """What the note below the regimes says of NCA and of what is past a target."""
+    random = np.random.default_rng(2)
+    for _ in range(theory.POINTS):
+        log_d_w, log_d_l, log_w, log_l = random.uniform(-3, 3, 4)
+        update = Statistics(log_d_w, log_d_l, -1, 1, log_w, log_l, random.uniform(0, 1))
+        assert predicted_pathway(update) == "ii"
+        assert observe(update).skipped == "opposite_signs"
 
 
 def test_the_regimes_are_those_of_the_paper():

@@ -37,8 +37,16 @@ def test_what_is_written_wins_over_the_preset(fidelity):
 
 def test_a_preset_leaves_other_sections_alone():
     paper, official = resolved(objective="ipo"), resolved(fidelity="official", objective="ipo")
-    for section in ("model", "data", "train", "execution"):
+    for section in ("model", "train", "execution"):
         assert getattr(paper, section) == getattr(official, section)
+
+
+def test_official_prompts_are_the_authors_and_can_be_taken_back():
+    fields = ("add_bos", "empty_system", "score_header", "answer_room")
+    official, paper = resolved(fidelity="official").data, resolved().data
+    assert [getattr(official, name) for name in fields] == [True, True, True, "fixed"]
+    assert [getattr(paper, name) for name in fields] == [False, False, False, "rest"]
+    assert resolved(fidelity="official", data={name: getattr(paper, name) for name in fields}).data == paper
 
 
 @pytest.mark.parametrize("name", sorted(OFFICIAL_CONSTANTS))

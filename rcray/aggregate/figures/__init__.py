@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.figures.curves import draw_cosines, draw_likelihoods
+from rcray.aggregate.figures.curves import draw_batch_likelihoods, draw_cosines, draw_likelihoods
 from rcray.aggregate.figures.dynamics import draw_dynamics
 from rcray.aggregate.figures.estimators import draw_head_full
 from rcray.aggregate.figures.overview import draw_overview
 from rcray.aggregate.figures.plane import draw_plane
+from rcray.aggregate.figures.schematic import draw_schematic
 from rcray.aggregate.figures.style import Plot
 from rcray.aggregate.groups import Comparison
 
@@ -22,8 +23,10 @@ def _draw_all(comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair],
     yield draw_plane(comparisons, unit)
     for model in dict.fromkeys(comparison.model for comparison in comparisons):
         own = [comparison for comparison in comparisons if comparison.model == model]
+        yield draw_schematic(model, own, unit)
         yield draw_cosines(model, own)
         yield draw_likelihoods(model, own, unit)
+        yield draw_batch_likelihoods(model, own, unit)
     for comparison in comparisons:
         for with_rc in comparison.with_rc or (None,):
             yield draw_dynamics(comparison, with_rc, unit)

@@ -34,8 +34,15 @@ _LIKELIHOOD_CAPTION = (
     "way; only z_w kept and z_l lowered is pathway (iii)."
 )
 
+_BATCH_CAPTION = (
+    "Mean log-likelihoods of each step's own batch, running median, as the paper draws them: every step sees other "
+    "pairs, so a curve has their spread in it. The figure of the probe set follows the same pairs throughout. Upper "
+    "row: without RC, dashed and open; lower row: with RC, solid and filled."
+)
+
 Curve = tuple[np.ndarray, np.ndarray]
 Rows = list[tuple[str, CellResult]]  # the title of a comparison, and the run that stands for it
+Panels = tuple[tuple[str, str, Callable[[CellResult], Curve]], ...]  # title, unit, how a run is read
 
 
 def draw_cosines(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
@@ -57,6 +64,27 @@ def draw_cosines(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
 
 def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -> Plot | None:
     """z_w, z_l and the margin on the probe set, one curve per objective, without and with RC."""
+    panels: Panels = (
+        ("$z_w$", f"change since first probe ({unit})", _change("probe_z_w")),
+        ("$z_l$", f"change since first probe ({unit})", _change("probe_z_l")),
+        ("Margin $z_w - z_l$", f"margin ({unit})", _margin),
+    )
+    title = f"Likelihoods of the objectives on {model}"
+    return _draw(comparisons, panels, f"likelihoods-{model}", title, _LIKELIHOOD_CAPTION)
+
+
+def draw_batch_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -> Plot | None:
+    """The same of the batches that were trained on."""
+    panels: Panels = (
+        ("$z_w$", f"batch mean ({unit})", _batch("z_w")),
+        ("$z_l$", f"batch mean ({unit})", _batch("z_l")),
+        ("Margin $z_w - z_l$", f"batch mean ({unit})", _batch("margin")),
+    )
+    title = f"Likelihoods of the objectives on {model}, batches as the paper draws them"
+    return _draw(comparisons, panels, f"likelihoods-batch-{model}", title, _BATCH_CAPTION)
+
+
+def _draw(comparisons: Sequence[Comparison], panels: Panels, name: str, title: str, caption: str) -> Plot | None:
     sides = [_side(comparisons, with_rc) for with_rc in (False, True)]
     if not any(sides):
         return None
@@ -67,16 +95,14 @@ def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -
         axes = figure.subplots(len(kept), 3, squeeze=False)
         for line, rows in zip(axes, kept, strict=True):
             rc = "with RC" if rows[0][1].cell.config.calibration.enabled else "without RC"
-            panels = (("$z_w$", _change("probe_z_w")), ("$z_l$", _change("probe_z_l")), ("Margin $z_w - z_l$", _margin))
-            for axis, (title, read) in zip(line, panels, strict=True):
-                _panel(axis, rows, titles, read, f"{title}, {rc}", markers=True)
+            for axis, (what, unit, read) in zip(line, panels, strict=True):
+                _panel(axis, rows, titles, read, f"{what}, {rc}", markers=True)
                 axis.set_xlabel("optimizer step")
-                axis.set_ylabel(f"margin ({unit})" if read is _margin else f"change since first probe ({unit})")
-                if read is not _margin:
+                axis.set_ylabel(unit)
+                if unit.startswith("change"):
                     axis.axhline(0, color=GREY, linewidth=0.8)
         _legend(figure, titles)
-        title = f"Likelihoods of the objectives on {model}"
-        return finish(figure, f"likelihoods-{model}", title, _LIKELIHOOD_CAPTION)
+        return finish(figure, name, title, caption)
 
 
 def _titles(comparisons: Sequence[Comparison]) -> list[str]:
@@ -137,6 +163,14 @@ def _change(name: str) -> Callable[[CellResult], Curve]:
     def read(result: CellResult) -> Curve:
         steps, values = _finite(result, name)
         return steps, values - values[:1]
+
+    return read
+
+
+def _batch(name: str) -> Callable[[CellResult], Curve]:
+    def read(result: CellResult) -> Curve:
+        steps, values = _finite(result, name)
+        return steps, running_median(values)
 
     return read
 

@@ -71,8 +71,8 @@ def _box(axis: Axes, row: int, column: int, setting: Setting) -> None:
     axis.add_patch(Rectangle(place, 0.94, 0.9, facecolor=_SHADES(inside.value), edgecolor=GREY, linewidth=0.6))
     ink = "white" if inside.value > 0.55 else "black"
     shares = {name: share.value for name, metric in REALISED.items() if (share := setting.metric(metric))}
-    most = max(shares, key=lambda name: shares[name], default="")
-    lines = [f"realised {most}: {shares[most]:.0%}"] if most else []
+    most = max(shares.items(), key=lambda share: share[1], default=None)
+    lines = [f"realised {most[0]}: {most[1]:.0%}"] if most else []
     if accuracy := setting.metric(ACCURACY):
         lines.append(f"accuracy {accuracy.value:.1%}")
     drift_w, drift_l = setting.metric(DRIFT_W), setting.metric(DRIFT_L)

@@ -16,8 +16,8 @@ _SYMLOG = 20.0  # the plane is stretched near 0 if trajectories differ in size b
 
 _CAPTION = (
     "Change of the probe set's mean log-likelihoods since its first measurement, chosen answers against rejected "
-    "ones; every trajectory starts at the cross and ends at its marker. Dashed and open: without RC; solid and "
-    "filled: with RC. The quadrants are the pathways; (iii) is the one aimed at."
+    "ones; every trajectory starts at the cross, the start model, and ends at its marker. Dashed and open: without RC; "
+    "solid and filled: with RC. The quadrants are the pathways; (iii) is the one aimed at."
 )
 
 #: A row of the results table and the probe-set trajectories of its seeds.

@@ -14,18 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Discriminator, Tag
 
 from rcray.config.objectives.base import Custom, Formula, NonNegative, ObjectiveParams, Positive, Traits
+from rcray.config.objectives.cures import AlphaPo, BalancedPo, BDpo, CalDpo, DpoP, DpoShift, Orpo, Rpo
 from rcray.config.objectives.margin import Bpo, Cpo, Dpo, Ipo, RDpo, Rrhf, SimPo, SlicHf
 from rcray.config.objectives.ratio import Ddro, DilBce, DilLsif, DilUkl, Kto
 from rcray.config.objectives.token import TDpo, TiDpo
+from rcray.config.objectives.trl import ApoDown, Bco, CDpo, DiscoPop, Exo, FDpo, Hinge, Nca, Robust, SppoHard
 
 __all__ = [
-    "BUILT_IN", "BY_NAME", "AnyObjective", "Bpo", "Cpo", "Custom", "Ddro", "DilBce", "DilLsif", "DilUkl", "Dpo",
-    "Formula", "Ipo", "Kto", "NonNegative", "ObjectiveParams", "Positive", "RDpo", "Rrhf", "SimPo", "SlicHf", "TDpo",
-    "TiDpo", "Traits", "objective_tag",
+    "BUILT_IN", "BY_NAME", "AlphaPo", "AnyObjective", "ApoDown", "BDpo", "BalancedPo", "Bco", "Bpo", "CDpo",
+    "CalDpo", "Cpo", "Custom", "Ddro", "DilBce", "DilLsif", "DilUkl", "DiscoPop", "Dpo", "DpoP", "DpoShift", "Exo",
+    "FDpo", "Formula", "Hinge", "Ipo", "Kto", "Nca", "NonNegative", "ObjectiveParams", "Orpo", "Positive", "RDpo",
+    "Robust", "Rpo", "Rrhf", "SimPo", "SlicHf", "SppoHard", "TDpo", "TiDpo", "Traits", "objective_tag",
 ]  # fmt: skip
 
 BUILT_IN: tuple[type[ObjectiveParams], ...] = (
     Dpo, Ipo, RDpo, SimPo, Cpo, Rrhf, SlicHf, TDpo, TiDpo, Bpo, Kto, Ddro, DilBce, DilUkl, DilLsif,
+    DpoP, DpoShift, CalDpo, Rpo, AlphaPo, Orpo, BDpo, BalancedPo,
+    Hinge, Robust, CDpo, Exo, DiscoPop, FDpo, SppoHard, Nca, Bco, ApoDown,
 )  # fmt: skip
 BY_NAME: dict[str, type[ObjectiveParams]] = {cls.model_fields["name"].default: cls for cls in BUILT_IN}
 

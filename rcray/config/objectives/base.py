@@ -32,6 +32,7 @@ class Traits:
     source: str
     d_w: Formula | None = None  # without one, tables have a dash
     d_l: Formula | None = None
+    where: str = ""  # what the symbols of both formulas stand for, beside those of the legend
     precision: float = 1e-12  # to which the tests hold both formulas, relative
     token_level: bool = False
     needs_reference_distribution: bool = False

@@ -35,6 +35,7 @@ class Ipo(ObjectiveParams):
         loss="(m̃ - t)^2, t = 1/(2τ)",
         d_w=Formula("2 (t - m̃)", r"2 (t - \tilde m)"),
         d_l=Formula("2 (t - m̃)", r"2 (t - \tilde m)"),
+        where="t = 1/(2τ), the paper's λ",
         source="Azar et al. 2024, arXiv:2310.12036",
         caveats="past the target both incentives turn negative together: the update is reversed",
     )
@@ -74,6 +75,7 @@ class SimPo(ObjectiveParams):
         loss="-log σ(β z_w/|y_w| - β z_l/|y_l| - γ)",
         d_w=Formula("(β / |y_w|) σ(γ - m_norm)", r"\frac{\beta}{|y_w|} \sigma\left(\gamma - m_{\mathrm{norm}}\right)"),
         d_l=Formula("(β / |y_l|) σ(γ - m_norm)", r"\frac{\beta}{|y_l|} \sigma\left(\gamma - m_{\mathrm{norm}}\right)"),
+        where="m_norm = β z_w/|y_w| - β z_l/|y_l|",
         source="Meng et al. 2024, arXiv:2405.14734",
         caveats="under `likelihood: mean` z is already divided by |y| and is not divided again",
     )
@@ -149,6 +151,7 @@ class Bpo(ObjectiveParams):
         d_w=Formula("β R L′(R)", r"\beta R L'\left(R\right)"),
         d_l=Formula("β R L′(R)", r"\beta R L'\left(R\right)"),
         precision=1e-6,  # the slope L′ is checked by finite differences
+        where="R = exp(-β m̃), L its Bregman loss",
         source="Kim et al. 2025, arXiv:2505.19601",
         caveats="the paper lists BPO beside the disentangled methods; as a function of m̃ alone it is entangled",
     )

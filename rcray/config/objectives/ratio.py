@@ -8,7 +8,11 @@ from rcray.config.objectives.base import Formula, ObjectiveParams, Positive, Tra
 
 
 class Kto(ObjectiveParams):
-    """Kahneman-Tversky optimization: separate sigmoid values for winner and loser."""
+    """Kahneman-Tversky optimization: separate sigmoid values for winner and loser.
+
+    In a run: the paper's form, without baseline. `baseline: kl` is there for loops of one's own, which put K into
+    `PairLogps.constants`; the training loop makes no mismatched pairs, so a run that asks for it is refused.
+    """
 
     name: Literal["kto"] = "kto"
     lam_w: Positive = Field(1.0, description="weight λ_w of the winner")
@@ -24,6 +28,7 @@ class Kto(ObjectiveParams):
         loss="λ_w σ(β (K - z̃_w)) + λ_l σ(β (z̃_l - K))",
         d_w=Formula("β λ_w σ′(β (K - z̃_w))", r"\beta \lambda_w \sigma'\left(\beta (K - \tilde z_w)\right)"),
         d_l=Formula("β λ_l σ′(β (z̃_l - K))", r"\beta \lambda_l \sigma'\left(\beta (\tilde z_l - K)\right)"),
+        where="K is 0 in the paper's form",
         source="Ethayarajh et al. 2024, arXiv:2402.01306",
         caveats="`baseline: kl` needs micro-batches of at least 2 pairs",
     )
@@ -33,7 +38,14 @@ class Ddro(ObjectiveParams):
     """Direct density-ratio optimization."""
 
     name: Literal["ddro"] = "ddro"
-    max_incentive: Positive = Field(10.0, description="d_l is bounded by this: the loss goes on along its tangent")
+    max_incentive: Positive = Field(
+        10.0,
+        le=2e6,  # past it 2 - exp(z̃_l) is nothing but rounding in float32
+        description="d_l is bounded by this: the loss goes on along its tangent",
+    )
+    rc_max_incentive: Positive | None = Field(
+        None, description="the bound of d_l as calibration and records see it; null: that of the loss"
+    )
     traits = Traits(
         title="DDRO",
         family="disentangled",

@@ -23,13 +23,19 @@ class TDpo(ObjectiveParams):
         loss="-log σ(β [m̃ - α (D_l - sg D_w)]), D = sum_t KL(ref || policy)",
         d_w=Formula("β σ(-β [·])", r"\beta \sigma\left(-\beta [\,\cdot\,]\right)"),
         d_l=Formula("β σ(-β [·])", r"\beta \sigma\left(-\beta [\,\cdot\,]\right)"),
+        where="[·] is the margin with its KL terms",
         source="Zeng et al. 2024, arXiv:2404.11999",
         caveats="needs the reference's next-token distribution: the scalar reference cache is not enough",
     )
 
 
 class TiDpo(ObjectiveParams):
-    """Token-importance DPO: importance-weighted token log-probabilities."""
+    """Token-importance DPO: importance-weighted token log-probabilities.
+
+    In a run: the authors' proxy for the importance, 1 - p(y_t). The importance by embedding gradients and the triplet
+    term are there for loops of one's own (`TokenLogps.importance_w`, `anchor_ratio`); the training loop makes neither
+    the gradients nor the sampled anchor, so a run that asks for them is refused.
+    """
 
     name: Literal["ti-dpo"] = "ti-dpo"
     beta: Positive = Field(0.1, description="inverse temperature β of the implicit reward")

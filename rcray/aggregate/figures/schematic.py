@@ -1,0 +1,109 @@
+"""The paper's first figure, the pathways, the band and what RC does, drawn from the numbers of real runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from rcray.aggregate.figures.style import BLACK, GREEN, GREY, SKY, VERMILLION, Plot, finish, legend_beside, style
+from rcray.aggregate.groups import Comparison, Setting
+
+_CAPTION = (
+    "The paper's overview from real numbers. Left: where the probe set's likelihoods ended, relative to the start "
+    "model at the cross, without RC (open) and with it (filled); an arrow joins the two. Right: each objective's band, "
+    "log r* ± log ρ, as medians over its steps with RC, and its incentive ratio log r without and with RC: below the "
+    "band both likelihoods fall (ii), above it both rise (i), inside it the loser falls and the winner is kept (iii)."
+)
+_COLUMNS = ("log_r", "band_lower", "band_upper", "probe_z_w", "probe_z_l")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run in five numbers: its ratio, its band, where its probe set went."""
+
+    log_r: float
+    lower: float
+    upper: float
+    end: tuple[float, float] | None
+
+
+def draw_schematic(model: str, comparisons: Sequence[Comparison], unit: str) -> Plot | None:
+    """Pathways and band of every objective that has runs without and with RC."""
+    found = {
+        comparison.title: (without, with_rc)
+        for comparison in comparisons
+        if comparison.without and comparison.with_rc
+        for without, with_rc in [(_seen(comparison.without), _seen(comparison.with_rc[0]))]
+        if without and with_rc
+    }
+    if not found:
+        return None
+    with style():
+        figure = Figure(figsize=(11.2, max(3.8, 0.9 + 0.42 * len(found))), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _pathways(left, found, unit)
+        _bands(right, found)
+        legend_beside(figure, [
+            Line2D([], [], color=VERMILLION, marker="o", markerfacecolor="white", linestyle="none", label="without RC"),
+            Line2D([], [], color=GREEN, marker="o", linestyle="none", label="with RC"),
+            Patch(color=SKY, alpha=0.5, label="band"),
+        ])  # fmt: skip
+        return finish(figure, f"pathways-and-band-{model}", f"Pathways and band on {model}", _CAPTION)
+
+
+def _pathways(axis: Axes, found: dict[str, tuple[Seen, Seen]], unit: str) -> None:
+    reach = 1e-6
+    for title, (without, with_rc) in found.items():
+        if without.end is None or with_rc.end is None:
+            continue
+        reach = max(reach, *(abs(value) for value in (*without.end, *with_rc.end)))
+        axis.annotate("", with_rc.end, without.end, arrowprops={"arrowstyle": "->", "color": GREY, "linewidth": 1.0})
+        axis.plot(*without.end, marker="o", color=VERMILLION, markerfacecolor="white", linestyle="none")
+        axis.plot(*with_rc.end, marker="o", color=GREEN, linestyle="none")
+        axis.annotate(title, without.end, textcoords="offset points", xytext=(5, 4), fontsize=8)
+    axis.plot(0, 0, marker="+", color=BLACK, markersize=11)
+    axis.axhline(0, color=GREY, linewidth=0.9)
+    axis.axvline(0, color=GREY, linewidth=0.9)
+    axis.axvspan(0, 1e12, ymin=0, ymax=0.5, color=SKY, alpha=0.16, linewidth=0)
+    axis.set_xlim(-1.3 * reach, 1.3 * reach)
+    axis.set_ylim(-1.3 * reach, 1.3 * reach)
+    for text, x, y in (("(i)", 0.96, 0.96), ("(ii)", 0.04, 0.04), ("(iii)", 0.96, 0.04)):
+        axis.text(x, y, text, transform=axis.transAxes, ha="center", va="center", fontweight="bold", color="#444444")
+    axis.set_xlabel(f"Δ$z_w$, chosen ({unit})")
+    axis.set_ylabel(f"Δ$z_l$, rejected ({unit})")
+    axis.set_title("Pathways", loc="left")
+
+
+def _bands(axis: Axes, found: dict[str, tuple[Seen, Seen]]) -> None:
+    ratios = [value for pair in found.values() for seen in pair for value in (seen.log_r, seen.lower, seen.upper)]
+    finite = np.array([value for value in ratios if np.isfinite(value)] or [0.0])
+    low, high = finite.min() - 0.5, finite.max() + 0.5  # an unbounded edge ends at the frame
+    for row, (_, (without, with_rc)) in enumerate(found.items()):
+        start, end = np.clip(np.nan_to_num([with_rc.lower, with_rc.upper], posinf=high, neginf=low), low, high)
+        axis.barh(row, end - start, left=start, height=0.55, color=SKY, alpha=0.5, linewidth=0)
+        axis.plot(without.log_r, row, marker="o", color=VERMILLION, markerfacecolor="white", linestyle="none")
+        axis.plot(with_rc.log_r, row, marker="o", color=GREEN, linestyle="none")
+    axis.set_yticks(range(len(found)), list(found))
+    axis.invert_yaxis()
+    axis.set_xlim(low, high)
+    axis.set_xlabel("log ratio (nats)")
+    axis.set_title("Band and incentive ratio", loc="left")
+
+
+def _seen(setting: Setting) -> Seen | None:
+    result = setting.drawn()
+    if result is None:
+        return None
+    records = result.dynamics(_COLUMNS)
+    if not np.isfinite(records["log_r"]).any():
+        return None
+    log_r = float(np.nanmedian(records["log_r"]))
+    lower, upper = (float(np.nanmedian(records[name])) for name in ("band_lower", "band_upper"))
+    probe = np.column_stack([records["probe_z_w"], records["probe_z_l"]])
+    probe = probe[np.isfinite(probe).all(axis=1)]
+    end = probe[-1] - probe[0] if len(probe) > 1 else None
+    return Seen(log_r, lower, upper, None if end is None else (float(end[0]), float(end[1])))

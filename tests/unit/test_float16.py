@@ -1,0 +1,132 @@
+"""float16: loss scaling changes nothing where nothing overflows, and an overflow costs one update, in the open."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from rcray.config import build_run, run_id
+from rcray.store import Store
+from rcray.train import scaling, setup
+from rcray.train.launch import launch
+from rcray.train.scaling import OVERFLOW, LossScaling
+from tests.small_runs import Killed, kill_at, records, small_config
+
+AUTOCAST = {"train": {"precision": "float16"}}
+QLORA = {
+    "model": {
+        "name": "tiny-neox", "method": "qlora", "lora": {"r": 4, "alpha": 8}, "dtype": "float16"
+    }
+}  # fmt: skip
+
+
+def weights(store, config):
+    final = store.run(run_id(config)).final
+    return load_file(next(final.glob("*model.safetensors")))
+
+
+def other_store(store, tmp_path, name):
+    other = Store.open(tmp_path / name)
+    (other.root / "cache").symlink_to(store.cache)
+    return other
+
+
+@pytest.mark.parametrize(("method", "calibrated"), [("full", True), ("lora", False)])
+def test_a_scaled_step_is_the_same_step(store, tmp_path, monkeypatch, method, calibrated):
+    """Without float16 nothing overflows or vanishes: seeds times 2^16, gradients divided by it, the same bits."""
+    config = small_config(model={"name": "tiny-neox", "method": method}, calibration=calibrated)
+    launch(config, store)
+    other = other_store(store, tmp_path, "scaled")
+    monkeypatch.setattr(type(config), "computes_in_float16", True)
+    launch(config, other)
+    plain, scaled = weights(store, config), weights(other, config)
+    assert all(torch.equal(plain[name], scaled[name]) for name in plain)
+    assert records(store, config)["grad_norm"].tolist() == records(other, config)["grad_norm"].tolist()
+
+
+@pytest.mark.parametrize("settings", [AUTOCAST, QLORA], ids=["autocast", "qlora"])
+def test_a_run_in_float16_follows_the_one_in_float32(store, settings):
+    half = small_config(calibration=True, **settings)
+    assert half.computes_in_float16
+    wide_model = {**settings["model"], "dtype": "float32"} if "model" in settings else {}
+    wide = small_config(calibration=True, model={"name": "tiny-neox", **wide_model})
+    assert not wide.computes_in_float16
+    for config in (half, wide):
+        assert launch(config, store).status == "ok"
+    got, expected = records(store, half), records(store, wide)
+    assert (got["skipped"] == "").all()
+    for column in ("z_w", "z_l", "grad_norm"):
+        assert got[column].tolist() == pytest.approx(expected[column].tolist(), rel=2e-2), column
+        assert got[column].tolist() != expected[column].tolist(), "it was computed in float16"
+
+
+def test_an_overflow_costs_one_update_and_is_recorded(store, monkeypatch):
+    monkeypatch.setattr(setup, "LossScaling", lambda: LossScaling(2.0**24))
+    config = small_config(train={"precision": "float16", "probe_every": 1})
+    launch(config, store)
+    rows = records(store, config)
+    lost = rows["skipped"] == OVERFLOW
+    assert lost.iloc[0]
+    assert not rows.loc[lost, "grad_norm"].map(math.isfinite).any()
+    moved = rows["probe_z_w"].diff().shift(-1)[:-1] != 0  # the probe is looked at before a step
+    assert moved.tolist() == (~lost)[:-1].tolist(), "a lost step makes no update, the others do"
+    assert (~lost).any(), "the scale was halved until it held"
+    assert rows["learning_rate"].gt(0).all()
+
+
+def test_resumed_equals_uninterrupted(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling, "GROWTH_INTERVAL", 2)  # so that the scale itself must be restored
+    config = small_config(**AUTOCAST, calibration=True)
+    launch(config, store)
+    other = other_store(store, tmp_path, "interrupted")
+    with pytest.raises(Killed):
+        launch(config, other, on_step=kill_at(5))
+    launch(config, other)
+    whole, resumed = weights(store, config), weights(other, config)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert records(store, config).equals(records(other, config))
+
+
+def test_the_scale_falls_on_overflow_and_grows_with_time():
+    held = LossScaling(4.0)
+    assert not held.settle(math.inf) and held.scale == 2
+    assert not held.settle(math.nan) and held.scale == 1
+    assert held.settle(math.inf), "at 1 it is no matter of scale: the run ends as degenerate"
+    for _ in range(scaling.GROWTH_INTERVAL):
+        assert held.settle(1.0)
+    assert (held.scale, held.sound_steps) == (2, 0)
+    again = LossScaling()
+    again.restore(held.state())
+    assert again == held
+
+
+def test_float16_weights_are_not_trained_in_full():
+    with pytest.raises(ValidationError, match=r"float16.*train\.precision: float16"):
+        small_config(model={"name": "tiny-neox", "dtype": "float16"})
+
+
+@pytest.mark.parametrize("name", ["pythia-2.8b", "mistral-7b", "qwen2.5-7b"])
+def test_official_qlora_computes_in_float16(name):
+    official, paper = (
+        build_run({"model": name, "fidelity": preset}, {}, "t").model for preset in ("official", "paper")
+    )
+    assert (official.dtype, official.quantization.compute_dtype) == ("float16", "float16")
+    assert (paper.dtype, paper.quantization.compute_dtype) == ("bfloat16", "bfloat16")
+    assert (
+        build_run({"model": {"name": name, "method": "full"}, "fidelity": "official"}, {}, "t").model.dtype != "float16"
+    )
+
+
+def test_official_410m_is_float32_under_bfloat16_autocast():
+    official, paper = (build_run({"model": "pythia-410m", "fidelity": p}, {}, "t") for p in ("official", "paper"))
+    assert (official.model.dtype, official.train.precision) == ("float32", "bfloat16")
+    assert (paper.model.dtype, paper.train.precision) == ("float32", "weights")
+    written = build_run({"model": "pythia-410m", "fidelity": "official", "train": {"precision": "weights"}}, {}, "t")
+    assert written.train.precision == "weights"
+
+
+def test_a_dtype_that_is_written_is_computed_in():
+    model = build_run({"model": {"name": "mistral-7b", "dtype": "float32"}, "fidelity": "official"}, {}, "t").model
+    assert model.quantization.compute_dtype == "bfloat16", "as the model's own preset says"
