@@ -60,7 +60,8 @@ def _watched(training: Training, steps: int) -> Sequence[Judgement]:
         fresh = training.fresh.at(step)
         ends = step % INTERVAL == 0
         if ends:  # before the update, as a look
-            before, held_out = held_out, _likelihoods(training, [training.probe])
+            probe = collate(training.probe.pairs, range(len(training.probe.pairs)))
+            before, held_out = held_out, _likelihoods(training, [probe])
         own = _own_look(training, batches) if fresh else None
         start = _likelihoods(training, batches) if fresh else []
         row = row_of(optimizer_step(training.state, batches, step + 1, fresh))

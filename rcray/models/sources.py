@@ -102,7 +102,7 @@ def locate(config: ModelConfig, cache: Path) -> Origin:
 
 def locate_tokenizer(config: ModelConfig, cache: Path) -> Path:
     """The directory of the tokenizer alone: no weights are fetched, and none need to be there."""
-    if config.origin in embedded_models():
+    if config.origin in embedded_models() or config.copy_of_weights is not None:
         return locate(config, cache).base
     if config.sft_adapter is not None:
         adapter = _directory(config.sft_adapter, None, _TOKENIZER_FILES, _no_adapter(config.sft_adapter))
