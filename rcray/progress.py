@@ -17,7 +17,6 @@ from rcray.records.progress import read_progress
 from rcray.sweep.ledger import ledger_table
 from rcray.track.delivery import Tally
 
-
 LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
 _LOOK_SECONDS = 1.0
 
