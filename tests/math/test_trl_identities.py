@@ -124,7 +124,8 @@ def test_a_name_of_trl_is_trls_loss(loss_type, seed, pairs, b, smoothing):
     given = {"beta": b} | ({"label_smoothing": smoothing} if "label_smoothing" in words else {})
     given |= {"discopop_tau": 0.2} if "discopop_tau" in words else {}
     theirs = trl_loss(loss_type, b, tokens, smoothing=smoothing, tau=given.get("discopop_tau", 0.05))
-    assert_same(*as_a_run(loss_type, **given), tokens, theirs, rel=1e-6)  # TRL has its smoothing in float32
+    # TRL has its smoothing in float32, and its exo_pair takes the difference of two logarithms of it.
+    assert_same(*as_a_run(loss_type, **given), tokens, theirs, rel=1e-4 if loss_type == "exo_pair" else 1e-6)
 
 
 @pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "js_divergence"])
