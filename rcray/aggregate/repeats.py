@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rcray.aggregate import published
-from rcray.aggregate.paper import BENCHMARK_TABLES, TableSpec, objective_title
+from rcray.aggregate.paper import BENCHMARK_TABLES, DIGITS, TableSpec, objective_title
 from rcray.aggregate.places import DEFAULT_BETA
 from rcray.aggregate.published import AVERAGE, Place
 from rcray.config.benchmarks import benchmark_title
@@ -17,7 +17,7 @@ from rcray.config.models import model_title
 
 @dataclass(frozen=True)
 class Repeat:
-    """One training in two tables: its scores there in percent, by benchmark; `average` among them."""
+    """One training in two tables: its scores there in percent, as printed, by benchmark; `average` among them."""
 
     place: Place
     tables: tuple[str, str]
@@ -47,10 +47,14 @@ def repeats() -> tuple[Repeat, ...]:
     different = []
     for place, printed in seen.items():
         for (one, first), (other, second) in itertools.pairwise(printed):
-            both = {name: (100 * first[name].value, 100 * second[name].value) for name in first if name in second}
+            both = {name: (_points(first[name]), _points(second[name])) for name in first if name in second}
             if any(a != b for a, b in both.values()):
                 different.append(Repeat(place, (one, other), both))
     return tuple(different)
+
+
+def _points(score: published.Score) -> float:
+    return round(100 * score.value, DIGITS)  # as printed: a share has rounding in its last bits
 
 
 def repeat_notes(spec: TableSpec) -> list[str]:
