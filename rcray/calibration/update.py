@@ -294,7 +294,7 @@ class UpdateCalibrator:
         wanted = memory.of(share) + drift.of(share) / HORIZON
         b_w, b_l = (b / preview.settles for b in self.response.of(share))
         if b_w > 0 and b_l > 0:
-            self.log_alpha = _bounded(math.log((math.sqrt(wanted**2 + 4 * b_w * b_l) - wanted) / (2 * b_w)))
+            self.log_alpha = _bounded(_solution(wanted, b_w, b_l))
         return self.log_alpha
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,6 +311,12 @@ class UpdateCalibrator:
             return
         self.log_alpha, self.looks = float(state["log_alpha"]), int(state["looks"])
         self.response = Response(*state["response"]) if state["response"] else None
+
+
+def _solution(wanted: float, b_w: float, b_l: float) -> float:
+    """log alpha with wanted + alpha b_w - b_l / alpha = 0; of both forms of the root the one that does not cancel."""
+    root = math.sqrt(wanted**2 + 4 * b_w * b_l)
+    return math.log(2 * b_l / (root + wanted)) if wanted > 0 else math.log((root - wanted) / (2 * b_w))
 
 
 def _bounded(log_alpha: float) -> float:
