@@ -17,7 +17,7 @@ flat and lie over the same coordinates: all that are trained, or a fixed random 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -105,6 +105,11 @@ class AdamPreview:
         m = self.m.mul(first).add_(gradient, alpha=1 - first).div_(self._unbiased)
         return m.div_(self._root(gradient)).mul_(-self.rate).sub_(self.decay)
 
+    def without(self, gradient: Tensor, ago: int) -> "AdamPreview":
+        """As if a gradient had not gone into the momentum; 1: that of the last step."""
+        first = self.betas[0]
+        return replace(self, m=self.m.sub(gradient, alpha=first ** (ago - 1) * (1 - first)))
+
     def _root(self, gradient: Tensor | None) -> Tensor:
         second, steps = self.betas[1], self.steps
         if gradient is None:
@@ -138,6 +143,10 @@ class SgdPreview:
     def update(self, gradient: Tensor) -> Tensor:
         """The whole update, as torch.optim.SGD makes it."""
         return self.kept().add_(gradient, alpha=-self.rate)
+
+    def without(self, gradient: Tensor, ago: int) -> "SgdPreview":
+        """As if a gradient had not gone into the momentum; 1: that of the last step."""
+        return replace(self, buffer=self.buffer.sub(gradient, alpha=self.momentum ** (ago - 1)))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rcray.calibration.preview import Coordinates, preview_of
 from rcray.calibration.update import (
     HORIZON,
     WIDEST_LOG_ALPHA,
@@ -18,7 +19,6 @@ from rcray.calibration.update import (
     UpdateCalibrator,
 )
 from rcray.data.schedule import FIRST_LOOKS, LookSchedule, Schedule
-from rcray.train.look import Coordinates, preview_of
 
 SIZE, STEPS = 40, 12
 ADAM = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
