@@ -2,6 +2,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# Two files at a time, in the order of tests/conftest.py: what a file shares is made once. The ten slowest are printed.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 STORE ?= rcray-store
 
 .PHONY: help quickstart test test-slow test-browser lint campaign bench clean
@@ -24,11 +26,10 @@ lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
 	$(BIN)/mypy
 
 test: lint  ## lint, then the test suite
-	$(BIN)/python -m pytest -n 2 -m "not ray and not slow and not browser"
-	$(BIN)/python -m pytest -m "ray and not slow and not browser"
+	$(PYTEST) -m "not slow and not browser"
 
 test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray Train
-	$(BIN)/python -m pytest -m "slow and not browser"
+	$(PYTEST) -m "slow and not browser"
 
 test-browser: $(VENV)/.installed  ## the MLflow UI in a headless Chromium; skipped where there is none
 	$(BIN)/python -m pytest -m browser

@@ -4,6 +4,9 @@ plain        rcray's likelihoods, loss.mean().backward(), clip, AdamW step: no b
 off          rcray's step: incentives, scores and the band recorded, nothing rescaled
 RC           the same with calibration per micro-batch; scores at the head (full), at the last adapters (LoRA)
 RC, sketch   calibration on the head's sketch (full only)
+between      calibration by the update, a step between two looks
+look         the same with a look: fresh pairs, a quarter as many as the batch, and both branches apart
+update       what that costs on average, with one look in every LOOK_EVERY steps
 logits       both sides in one graph with logits of every token, as published, without calibration
 logits, RC   the published way: two extra autograd.grad calls on that graph, then the calibrated backward
 
@@ -17,11 +20,14 @@ import torch
 
 from benchmarks.interleaved import arguments, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
+from rcray.config.schema import CalibrationConfig
+
+LOOK_EVERY = CalibrationConfig().look_every
 
 
 def main() -> None:
     quick = arguments(__doc__).quick
-    size, length, pairs, rounds = (TINY, 48, 2, 3) if quick else (HUNDRED_MILLION, 64, 2, 15)
+    size, length, pairs, rounds = (TINY, 48, 4, 3) if quick else (HUNDRED_MILLION, 64, 4, 11)
     costs: dict[str, dict[str, float]] = {}
     print(f"calibration_cost ({machine()}; median of {rounds} interleaved rounds)")
     for method in ("full", "lora"):
@@ -32,6 +38,7 @@ def main() -> None:
                 "off": setting.ours(calibrated=False),
                 "RC": setting.ours(calibrated=True),
             }
+            variants["between"], variants["look"] = setting.by_update(look_pairs=pairs // 4)
             if method == "full":
                 variants["RC, sketch"] = setting.ours(calibrated=True, estimator="sketch")
             if sharing == "off":
@@ -42,6 +49,9 @@ def main() -> None:
             print(table(f"{name} ({parameters / 1e6:.0f}M parameters)", times, "plain"))
             costs[name] = {key: round(times.ratio(key, "plain"), 4) for key in variants if key.startswith("RC")}
             costs[name]["off"] = round(times.ratio("off", "plain"), 4)
+            between, look = times.ratio("between", "plain"), times.ratio("look", "plain")
+            costs[name]["update"] = round(((LOOK_EVERY - 1) * between + look) / LOOK_EVERY, 4)
+            print(f"  update, a look in {LOOK_EVERY} steps: {costs[name]['update']:.3f}x")
             if "logits, RC" in times:
                 costs[name]["published"] = round(times.ratio("logits, RC", "logits"), 4)
             del setting, variants

@@ -85,6 +85,31 @@ def line(name: str, results: Sequence[dict[str, Any]]) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
+def draw(path: Path, name: str = "warm-up 120", seed: int = SEEDS[0]) -> None:
+    """Likelihoods of held-out pairs over the steps of one case, by kind."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(KINDS), figsize=(10, 3.2), layout="constrained")
+    titles = {"none": "DPO", "published": "with the published calibration", "update": "calibrated by the update"}
+    with tempfile.TemporaryDirectory() as directory:
+        for axis, (kind, calibration) in zip(axes, KINDS.items(), strict=True):
+            case = CASES[name]
+            probe = whole_run(case, case.config(seed, **calibration), Path(directory), kind)
+            probe = probe[["step", "probe_z_w", "probe_z_l"]].dropna()
+            for side, label, colour in (("w", "chosen", "#0072B2"), ("l", "rejected", "#D55E00")):
+                change = probe[f"probe_z_{side}"] - probe[f"probe_z_{side}"].iloc[0]
+                axis.plot(probe["step"], change, color=colour, label=label, marker="o", markersize=2.5)
+            axis.axhline(0, color="grey", linewidth=0.8)
+            axis.set_title(titles[kind], loc="left")
+            axis.set_xlabel("step")
+    axes[0].set_ylabel("change on held-out pairs (nats)")
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
 def _spread(values: Sequence[float]) -> str:
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):+.2f}{spread}"
@@ -95,8 +120,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two cases, one seed")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--figure", type=Path, help="only draw what the three kinds do to one case, into this file")
     parser.add_argument("--log", type=Path, help="append each run as a JSON line, and skip those already there")
     options = parser.parse_args()
+    if options.figure:
+        draw(options.figure)
+        return
     names, seeds = (list(CASES)[:2], SEEDS[:1]) if options.quick else (list(CASES), SEEDS)
     done = [json.loads(text) for text in options.log.read_text().splitlines()] if _exists(options.log) else []
     known = {(r["case"], r["kind"], r["seed"]) for r in done}

@@ -1,6 +1,6 @@
 """How often the predicted pathway is the realised one, for every objective of the zoo.
 
-batch    one step: the batch's own likelihoods before and after the update, against its predicted move
+batch    one step: the batch's own likelihoods before and after the update, against <its mean scores, the update>
 probe    ten steps: 256 held-out pairs, against the first-order move that looks at fresh pairs predict for these steps
 head     the paper's band at the head (full) or at the last adapters (LoRA), for the same steps and the same moves
 
@@ -24,9 +24,11 @@ import torch
 from benchmarks.interleaved import machine
 from benchmarks.tiny_runs import Case, ready
 from rcray.calibration import pathway_of
+from rcray.calibration.update import seen_by
 from rcray.config.objectives import BY_NAME
 from rcray.data.batch import Batch, collate
 from rcray.models.likelihood import side_logps
+from rcray.train.look import Fresh, Looks
 from rcray.train.loop import Training
 from rcray.train.record import row_of
 from rcray.train.step import optimizer_step
@@ -59,11 +61,15 @@ def _watched(training: Training, steps: int) -> Sequence[Judgement]:
         ends = step % INTERVAL == 0
         if ends:  # before the update, as a look
             before, held_out = held_out, _likelihoods(training, [training.probe])
+        own = _own_look(training, batches) if fresh else None
         start = _likelihoods(training, batches) if fresh else []
         row = row_of(optimizer_step(training.state, batches, step + 1, fresh))
-        if fresh:
+        if own:
             moved = _change(start, _likelihoods(training, batches))
-            seen.append(_judge("batch", moved, [row["batch_dz_w"], row["batch_dz_l"]], row["pathway_head"]))
+            flat, total = own.coordinates.flat, own.coordinates.total
+            way = flat(own.parameters) - own.last["weights"]
+            move = seen_by(own.last["score_w"], own.last["score_l"], way, total)
+            seen.append(_judge("batch", moved, [move.w, move.l], row["pathway_head"]))
             if step:
                 predicted = [predicted[0] + row["predicted_dz_w"], predicted[1] + row["predicted_dz_l"]]
         if ends and step:
@@ -71,6 +77,16 @@ def _watched(training: Training, steps: int) -> Sequence[Judgement]:
             predicted, heads = [0.0, 0.0], []
         heads.append(row["pathway_head"])
     return seen
+
+
+def _own_look(training: Training, batches: Sequence[Batch]) -> Looks:
+    """The mean scores of the batch itself."""
+    state = training.state
+    state.update.optimizer.zero_grad(set_to_none=True)
+    own = Looks(state.policy, state.update.optimizer, state.update.clip_norm)
+    pairs = sum(len(batch.index) for batch in batches)
+    own.take(Fresh(batches, pairs, torch.zeros(2, pairs)))
+    return own
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> list[float]:

@@ -11,6 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, MistralConfig, Mistr
 
 from rcray.calibration import Calibrator, calibrate, score_parameters
 from rcray.calibration.scores import Estimator
+from rcray.calibration.update import UpdateCalibrator
 from rcray.data.batch import Batch, collate
 from rcray.data.encode import EncodedPair
 from rcray.data.layout import CHOSEN, REJECTED, packed, two_rows
@@ -19,6 +20,7 @@ from rcray.models.forward import answer_logps
 from rcray.models.likelihood import side_logps
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import PairLogps, objective
+from rcray.train.look import Fresh, Looks
 from rcray.train.micro import Policy
 from rcray.train.parts import score_source
 from rcray.train.step import Scoring, StepState, Update, optimizer_step
@@ -130,6 +132,18 @@ class Setting:
         """rcray's own optimizer step."""
         state = self.state(calibrated=calibrated, estimator=estimator)
         return lambda: optimizer_step(state, [self.batch], 1)
+
+    def by_update(self, *, look_pairs: int) -> tuple[Callable[[], object], Callable[[], object]]:
+        """The step of the calibration by the update, between two looks and with one."""
+        state = self.state(calibrated=False)
+        state.calibrator = UpdateCalibrator()
+        state.looks = Looks(state.policy, state.update.optimizer, state.update.clip_norm)
+        batch = collate(self.encoded, range(look_pairs))
+        fresh = Fresh([batch], look_pairs, torch.zeros(2, look_pairs))
+        return (
+            lambda: optimizer_step(state, [self.batch], 1),
+            lambda: optimizer_step(state, [self.batch], 1, fresh),
+        )
 
     def plain(self) -> Callable[[], object]:
         """The textbook on rcray's likelihoods: mean loss, backward, clip, update; no band, no scores."""

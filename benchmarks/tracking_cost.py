@@ -1,19 +1,21 @@
 """What tracking adds to an optimizer step of the tiny model.
 
-One run, trained in this process, with a courier that delivers every record to a fresh SQLite file. The courier is
+One run, trained in this process, with a follower that delivers every record to a fresh SQLite file. The follower is
 stopped and continued in turn, for blocks of steps, so that a noisy machine disturbs both kinds of block alike:
 
-null tracker     blocks with the courier stopped: records and checkpoints on disk, nobody reads them
-SQLite           blocks with the courier at work; it also makes up for what it missed, so the cost is overstated
+null tracker     blocks with the follower stopped: records and checkpoints on disk, nobody reads them
+SQLite           blocks with the follower at work; it also makes up for what it missed, so the cost is overstated
 
-The loop does nothing for tracking, so wall-clock time shows what the courier's process takes from the machine. CPU time
-of the training process is shown beside it: on a machine with other work it is the steadier figure.
+The loop does nothing for tracking, so wall-clock time shows what the follower takes from the machine. CPU time of
+the training process is shown beside it: on a machine with other work it is the steadier figure.
 """
 
+import contextlib
 import json
 import os
 import resource
 import signal
+import sqlite3
 import statistics
 import tempfile
 import time
@@ -22,14 +24,15 @@ from typing import Any
 
 from benchmarks.interleaved import Times, arguments, report
 from rcray.config import RunConfig, run_id
-from rcray.courier import Courier, Order
+from rcray.follower import Follower
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.track.book import Book
+from rcray.track.sessions import Session, this_environment
 from rcray.train.launch import launch
 
 GOAL = 0.02
-BLOCK = 50  # steps; a second or more, so that the courier looks at the store in each
+BLOCK = 50  # steps; a second or more, so that the follower looks at the store in each
 NULL, TRACKED = "null tracker", "SQLite"
 
 
@@ -45,7 +48,7 @@ def cell_of(steps: int) -> Cell:
 
 
 class Switch:
-    """Called after every step: notes its time, and stops or continues the courier at each block's end."""
+    """Called after every step: notes its time, and stops or continues the follower at each block's end."""
 
     def __init__(self, pid: int):
         self.pid = pid
@@ -73,6 +76,11 @@ def paired(times: dict[str, list[float]]) -> tuple[float, float]:
     return statistics.fmean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
 
 
+def _points(database: Path) -> int:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return int(connection.execute("select count(*) from metrics").fetchone()[0])
+
+
 def main() -> None:
     quick = arguments(__doc__).quick
     steps = BLOCK * (9 if quick else 41)
@@ -80,19 +88,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(folder)
         uri = f"sqlite:///{Path(folder) / 'bench.db'}"
-        Book(store, "bench").enter([cell], "", uri)
-        order = Order(str(store.root), uri, "bench", "", [cell], False, [cell.run_id])
+        book = Book(store, "bench")
+        book.enter([cell], "", uri)
+        session = Session((cell.run_id,), (cell.run_id,), environment=this_environment())
         started = time.perf_counter()
-        with Courier(order, store.root / "courier.log") as courier:
+        with Follower(book, uri, session) as follower:
             begun = time.perf_counter() - started
-            switch = Switch(courier.process.pid)
+            switch = Switch(follower.process.pid)
             try:
                 launch(cell.config, store, on_step=switch)
             finally:
-                os.kill(courier.process.pid, signal.SIGCONT)
+                os.kill(follower.process.pid, signal.SIGCONT)
             ended = time.perf_counter()
         finished = time.perf_counter() - ended
-        assert courier.outcome is not None and courier.outcome.complete, courier.outcome
+        assert follower.outcome is not None and follower.outcome.complete, follower.outcome
+        points = _points(Path(folder) / "bench.db")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
     shortest = min(map(len, switch.wall.values()))
     wall = Times({name: values[:shortest] for name, values in switch.wall.items()})
@@ -101,7 +111,7 @@ def main() -> None:
         mean, error = paired(times)
         cost[kind], cost[f"{kind}_stderr"] = round(mean, 4), round(error, 4)
     print(f"tracked over null tracker, block beside block: {json.dumps(cost)} (goal: below {GOAL})")
-    print(f"starting the courier holds the loop up {1000 * begun:.0f} ms, once; it delivered {courier.outcome.points}")
+    print(f"starting the follower holds the loop up {1000 * begun:.0f} ms, once; it delivered {points}")
     print(f"points, {finished:.1f} s after the last step, with {used.ru_utime + used.ru_stime:.1f} s of CPU in all")
     mean = round(statistics.fmean(switch.wall[TRACKED]) / statistics.fmean(switch.wall[NULL]), 4)
     report("tracking_cost", wall, NULL, cost_per_step=cost, mean_ratio=mean, goal=GOAL, steps=len(switch.wall[NULL]))

@@ -26,7 +26,7 @@ State = Literal["ok", "warning", "broken"]
 GIB = 2**30
 WIDTH = 120
 HUB_SECONDS = 4.0  # for an answer of the hub, of a Ray head: names that do not resolve hang longer than connections
-MLFLOW_SECONDS = 6.0  # a little more than MLflow's own knock takes
+MLFLOW_SECONDS = 6.0  # a little more than asking a server takes
 DISK_BROKEN, DISK_WARNING = 1 * GIB, 20 * GIB  # a quickstart; a 7B model with its caches
 SHM_WARNING = 2 * GIB  # below this Ray keeps its objects on disk
 OPEN_FILES_WARNING = 4096
@@ -60,14 +60,14 @@ def examine(store: Path, tracking_uri: str | None = None) -> list[Finding]:
         ("mlflow", lambda: check_mlflow(store, tracking_uri)),
         ("hub", check_hub),
     ]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, check in checks:
         try:
-            found.extend(check())
+            findings.extend(check())
         except Exception as error:  # whatever a broken installation raises
             reason = redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            found.append(Finding(name, "broken", reason, "install again: pip install -c constraints.txt -e ."))
-    return found
+            findings.append(Finding(name, "broken", reason, "install again: pip install -c constraints.txt -e ."))
+    return findings
 
 
 def is_broken(findings: Sequence[Finding]) -> bool:
@@ -203,14 +203,14 @@ def check_ray() -> Iterator[Finding]:
 
 def check_mlflow(store: Path, tracking_uri: str | None) -> Iterator[Finding]:
     """Where runs would be tracked to, and whether somebody is there."""
-    from rcray.track.address import Address, knock, tracking_address
+    from rcray.track.address import Address, tracking_address, why_unreachable
 
     version = metadata.version("mlflow")
     try:
         address = tracking_address(tracking_uri) if tracking_uri else Address(Store.at(store).default_tracking_uri)
         if address.sqlite_file is not None and address.sqlite_file.exists():
             tracking_address(address.uri)  # is it a database?
-        problem = _within(MLFLOW_SECONDS, lambda: knock(address))
+        problem = _within(MLFLOW_SECONDS, lambda: why_unreachable(address))
     except RcrayError as error:
         yield Finding("mlflow", "broken", redact(f"{version}: {error.message}"), error.fix or "")
         return

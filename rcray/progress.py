@@ -1,6 +1,9 @@
 """What a person sees while something runs: a live ledger or a progress line; plain lines where there is no terminal."""
 
+import contextlib
+import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rcray.records.ledger import Ledger
 from rcray.sweep.ledger import ledger_table
+from rcray.track.delivery import Tally
+
+_LINE_SECONDS = 10.0  # between two lines where there is no terminal
 
 
 class LedgerScreen:
@@ -84,3 +90,47 @@ class ProgressLine:
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
+
+
+class DeliveryLine:
+    """A delivery: what was sent so far. Without a terminal a line now and then, which also shows that it is alive."""
+
+    def __init__(self, name: str, address: str):
+        self.text = f"delivering {name} to {address}"
+        self.console = Console(stderr=True)
+        self.live: Any = None
+        self.shown = ("", 0.0)
+
+    def __enter__(self) -> "DeliveryLine":
+        self.console.print(self.text, markup=False, highlight=False, soft_wrap=True)
+        if self.console.is_terminal:
+            self.live = self.console.status("")
+            self.live.start()
+        return self
+
+    def update(self, sent: Tally) -> None:
+        """Takes what was sent since the start."""
+        text, since = self.shown
+        if self.live:
+            self.live.update(f"{sent} (Ctrl-C ends the delivery, not the training)")
+        elif str(sent) != text and time.monotonic() - since > _LINE_SECONDS:
+            self.console.print(f"  {sent}", markup=False, highlight=False, soft_wrap=True)
+            self.shown = (str(sent), time.monotonic())
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is in here as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -35,11 +35,11 @@ def _is_secret(name: str) -> bool:
 
 def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
     """Values of the environment that must not be shown, longest first, also as they stand in an address."""
-    found = set()
+    values = set()
     for name, value in (os.environ if environment is None else environment).items():
         if _is_secret(name) and len(value.strip()) >= _SHORTEST:
-            found |= {value, value.strip(), quote(value, safe=""), quote_plus(value)}
-    return sorted(found, key=len, reverse=True)
+            values |= {value, value.strip(), quote(value, safe=""), quote_plus(value)}
+    return sorted(values, key=len, reverse=True)
 
 
 def redact(text: str) -> str:

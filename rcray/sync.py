@@ -1,22 +1,22 @@
 """`rcray sync`: delivers to MLflow what the store has and MLflow has not, at any time after any trouble."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from rcray.courier import Order
 from rcray.errors import ConfigError, RcrayError, did_you_mean
-from rcray.pipeline import delivery_of, parent_paths, sweep_state
-from rcray.records.ledger import LEDGER, read_stopped
+from rcray.records.ledger import LEDGER, Ledger, read_stopped
 from rcray.secrets import MASK
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import build_ledger
-from rcray.track.address import Address, knock, tracking_address
+from rcray.track.address import Address, tracking_address, why_unreachable
 from rcray.track.book import Book, books
-from rcray.track.delivery import Delivery, Tally
+from rcray.track.delivery import Delivery, Plan, Tally
+from rcray.track.tracker import State as TrackerState
 
-_PATIENCE_SECONDS = 60.0  # for another process that delivers the same experiment
+_BUSY_SECONDS = 60.0  # for another process that delivers the same experiment
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,21 @@ def sync_models(synced: Synced, store: Store, models: Models) -> list[str]:
         new = log_model(tracker, runs[cell.run_id], cell, store)
         said.append(f"{cell.label}: model {'logged' if new else 'was logged already'}")
     if models.register:
-        made = register(tracker, runs[best.run_id], best, models.register)
-        said.append(f"{best.label}: best by {models.best_by}, registered as {made.name} version {made.version}")
+        version = register(tracker, runs[best.run_id], best, models.register)
+        said.append(f"{best.label}: best by {models.best_by}, registered as {version.name} version {version.version}")
     return said
 
 
 def tracked_experiments(store: Store, names: Sequence[str]) -> list[Book]:
     """The books of the named experiments, or of all that were ever tracked."""
-    found = {book.name: book for book in books(store)}
+    tracked = {book.name: book for book in books(store)}
     for name in names:
-        if name not in found:
+        if name not in tracked:
             raise ConfigError(
-                f"{name!r}: not a tracked experiment of {store.root}{did_you_mean(name, found)}",
+                f"{name!r}: not a tracked experiment of {store.root}{did_you_mean(name, tracked)}",
                 fix="name one of them, or give the experiment's file (NAME.yaml) to track it now",
             )
-    return [found[name] for name in names] if names else list(found.values())
+    return [tracked[name] for name in names] if names else list(tracked.values())
 
 
 def address_for(book: Book, option: str | None, store: Store) -> Address:
@@ -100,16 +100,51 @@ def address_for(book: Book, option: str | None, store: Store) -> Address:
 
 def sync(book: Book, store: Store, address: Address) -> Synced:
     """Delivers every started run of an experiment, and its report; raises if the tracker is away."""
-    if reason := knock(address):
+    if reason := why_unreachable(address):
         raise RcrayError(f"MLflow at {address.shown} does not answer: {reason}", fix="sync again when it does")
     cells = tuple(cell for cell in book.cells() if store.run(cell.run_id).status.exists())
     if not cells:
         raise RcrayError(f"{book.name}: nothing was trained yet", fix="run `rcray sweep` or `rcray train` first")
-    directory = store.experiment(book.name)
-    ledger = build_ledger(cells, store, stopped=read_stopped(directory))
-    swept = (directory / LEDGER).exists()
-    order = Order(str(store.root), address.uri, book.name, book.title, cells, parent=swept)
-    delivery = delivery_of(order, store, live=False)
-    delivery.deliver(final=True, patience=_PATIENCE_SECONDS)
-    delivery.finish(sweep_state(ledger), parent_paths(store, book.name), ledger.summary())
+    swept = (book.path.parent / LEDGER).exists()
+    delivery = delivery_to(address, store, Plan(book.name, book.title, cells, parent=swept))
+    deliver_all(delivery, cells, lambda: False)
     return Synced(book.name, address, cells, delivery)
+
+
+def delivery_to(address: Address, store: Store, plan: Plan) -> Delivery:
+    """A delivery to MLflow, which is imported when it is opened."""
+
+    def open_tracker() -> Any:
+        from rcray.track.mlflow import MlflowTracker
+
+        return MlflowTracker(address, store.root / "mlartifacts")
+
+    return Delivery(plan, store, open_tracker, address.uri, lambda cell: draw_run(store, cell))
+
+
+def draw_run(store: Store, cell: Cell) -> Mapping[str, bytes]:
+    """The four-panel dynamics figure of one run, as PNG and SVG; empty for a run without records."""
+    from rcray.aggregate.figures.dynamics import run_figure
+
+    plot = run_figure(store.run(cell.run_id), cell.config)
+    return {} if plot is None else plot.files
+
+
+def deliver_all(delivery: Delivery, cells: Sequence[Cell], stop: Callable[[], bool]) -> None:
+    """The last pass: whatever is left, and the parent run with what the sweep came to."""
+    directory = delivery.store.experiment(delivery.plan.name)
+    delivery.deliver(final=True, patience=_BUSY_SECONDS, stop=stop)
+    ledger = build_ledger(cells, delivery.store, stopped=read_stopped(directory))
+    delivery.finish(sweep_state(ledger), report_paths(directory), ledger.summary(), patience=_BUSY_SECONDS)
+
+
+def sweep_state(ledger: Ledger) -> TrackerState:
+    """What a sweep is at its end: interrupted while cells are left, failed if one has no result."""
+    if ledger.interrupted:
+        return "KILLED"
+    return "FINISHED" if ledger.complete else "FAILED"
+
+
+def report_paths(directory: Path) -> list[Path]:
+    """What a sweep's own run gets as artifacts."""
+    return [directory / part for part in ("ledger.json", "report.html", "tables", "figures")]

@@ -21,6 +21,16 @@ settings.register_profile("rcray", deadline=None)  # a busy machine is no findin
 settings.load_profile("rcray")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """An order for two workers: what may take longest first, so that the short ones fill up the end."""
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> tuple[bool, float]:
+    limit = item.get_closest_marker("timeout")
+    return item.get_closest_marker("ray") is None, -limit.args[0] if limit else 0.0
+
+
 @pytest.fixture(scope="session")
 def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache directory that holds tiny-neox, built once."""

@@ -15,7 +15,7 @@ from rcray.aggregate.frame import SHARE, Measurement, by_metric, evaluation_rows
 from rcray.aggregate.summary import STEPS, dynamics_rows, read_columns
 from rcray.errors import RcrayError, StoreError
 from rcray.records.states import State
-from rcray.records.status import read_status
+from rcray.records.status import read_status, winner_lost
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
@@ -99,7 +99,7 @@ def read_run(run: RunDir, cell: Cell) -> CellResult:
     total_steps = cell.config.total_steps if status.total_steps is None else status.total_steps
     result = CellResult(cell, run, status.status, status.error, status.seconds, status.step, total_steps)
     try:
-        result = replace(result, note=run.read_adjusted().note)
+        result = replace(result, note="; ".join(filter(None, [run.read_adjusted().note, winner_lost(status)])))
         result = replace(result, metrics=by_metric(_rows(run, cell, total_steps)))
     except RcrayError as error:
         return replace(result, status=State.FAILED, error="; ".join(filter(None, [status.error, str(error)])))

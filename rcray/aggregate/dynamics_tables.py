@@ -19,12 +19,12 @@ def _share(key: str, title: str, metric: str = "", help: str = "", *, bar: bool 
 
 
 def pathways_table(comparisons: Sequence[Comparison]) -> Table:
-    """Share of steps inside the band and on each predicted pathway, cell by cell."""
+    """Share of steps inside the band at the scores and on the pathway it names, cell by cell."""
     several = has_seeds(setting for c in comparisons for setting in c.settings)
     columns = (
         _share("in_band_percent", "In band (%)", summary.IN_BAND, "steps inside the band", spread=several),
         *(
-            _share(f"pathway_{name}_percent", f"{name} (%)", summary.PREDICTED[name], meaning, spread=several)
+            _share(f"pathway_{name}_percent", f"{name} (%)", summary.AT_HEAD[name], meaning, spread=several)
             for name, meaning in PATHWAYS.items()
         ),
         _share("skipped_percent", "Left alone (%)", summary.SKIPPED, "steps that calibration left alone",
@@ -32,10 +32,12 @@ def pathways_table(comparisons: Sequence[Comparison]) -> Table:
         Column("rho", "Median ρ", "median cosine of the scores", metric=summary.RHO, digits=3, spread=several),
         Column("steps", "Steps", "recorded optimizer steps", metric=summary.STEPS, digits=0),
     )  # fmt: skip
+    meanings = "; ".join(f"{name}: {meaning}" for name, meaning in PATHWAYS.items())
     return Table(
-        title="Band and predicted pathways, per cell",
+        title="The band at the head, per cell",
         notes=(
-            "Shares of optimizer steps. " + "; ".join(f"{name}: {meaning}" for name, meaning in PATHWAYS.items()) + ".",
+            "As the paper plots it: scores at the head, or at the last adapters. It is not the prediction: see the "
+            f"next table. Shares of optimizer steps. {meanings}.",
             *(["Mean ± sample standard deviation over seeds."] if several else []),
         ),
         columns=(*_HEADS, *columns),
@@ -52,14 +54,15 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
         recorded = [result for result in setting.finished if result.recorded]
         if not recorded:
             word = NO_RECORDS if setting.finished else setting.word
-            return [Entry(word, tone="status", runs=setting.run_ids)] * 4
+            return [Entry(word, tone="status", runs=setting.run_ids)] * 5
         counts = summary.confusion(row for result in recorded for row in result.metrics.values())
         intervals = sum(row.total() for row in counts.values())
         if not intervals:
-            return [Entry(NO_PROBE, tone="absent")] * 3 + [Entry(value=0.0)]
+            return [Entry(NO_PROBE, tone="absent")] * 4 + [Entry(value=0.0)]
         agreed = sum(row[foreseen] for foreseen, row in counts.items())
         return [
             Entry(value=agreed / intervals, runs=setting.run_ids),
+            setting.entry(summary.AGREEMENT_HEAD, False),
             Entry(_counted(Counter({foreseen: row.total() for foreseen, row in counts.items()}))),
             Entry(_counted(sum(counts.values(), Counter()))),
             Entry(value=float(intervals)),
@@ -68,14 +71,16 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
     return Table(
         title="Predicted against realised pathways, per cell",
         notes=(
-            "Between two looks at the probe set: the pathway predicted most often for the updates, and the one that "
-            "the probe set's likelihoods took. Intervals of all seeds together.",
+            "Predicted: the first-order move of pairs not yet trained on, under the updates really made. Realised: the "
+            "move of the probe set over the same steps. Head: how often the paper's band at the head or the last "
+            "adapters named the realised pathway. Intervals of all seeds together.",
         ),
         columns=(
             *_HEADS,
             Column(
                 "agreement_percent", "Agreement (%)", "intervals on which both are the same", percent=True, bar=True
             ),
+            _share("agreement_head_percent", "Head (%)", help="intervals whose pathway the band at the head named"),
             Column("predicted", "Predicted", "pathway: intervals", align="left"),
             Column("realised", "Realised", "pathway: intervals", align="left"),
             Column("intervals", "Intervals", digits=0),

@@ -14,7 +14,7 @@ from rcray.aggregate.collect import CellResult
 from rcray.aggregate.estimates import Estimate, t_quantile
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
 from rcray.aggregate.groups import Comparison, Setting, difference
-from rcray.aggregate.summary import AGREEMENT, IN_BAND
+from rcray.aggregate.summary import AGREEMENT, AGREEMENT_HEAD, IN_BAND
 from rcray.aggregate.tables import number
 
 Verdict = Literal["held", "unclear", "not held"]
@@ -74,6 +74,11 @@ def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[
     without = [finding for finding in findings if not finding.checks]
     if without:
         lines.append(f"No comparison yet for {', '.join(f'{f.title} on {f.model}' for f in without)}.")
+    lost = sum("winner lost" in result.note for result in results)
+    if lost:
+        lines.append(
+            f"{lost} of {len(results)} runs lost their winner: the chosen answers are gone, whatever the margin."
+        )
     measured = [result.metrics[AGREEMENT] for result in results if result.ok and AGREEMENT in result.metrics]
     if measured:
         intervals = sum(row.n for row in measured)
@@ -82,6 +87,10 @@ def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[
             f"The pathway predicted for the updates was the one seen on the probe set in {share:.0%} of "
             f"{intervals} intervals between its measurements."
         )
+    if at_head := [r.metrics[AGREEMENT_HEAD] for r in results if r.ok and AGREEMENT_HEAD in r.metrics]:
+        intervals = sum(row.n for row in at_head)
+        share = sum(row.value * row.n for row in at_head) / intervals
+        lines.append(f"The paper's band at the head or the last adapters named it in {share:.0%} of {intervals}.")
     return lines
 
 

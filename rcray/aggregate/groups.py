@@ -20,6 +20,7 @@ from rcray.records.states import State
 NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json has no such row
 NO_RECORDS = "no records"  # the same of step records
 NOT_PLANNED = "not planned"  # no experiment given contains this training
+_KIND = "calibration.kind"  # said by its value alone
 MIXED = "mixed protocols"  # seeds measured with different task versions, shots or templates are not averaged
 
 
@@ -223,16 +224,28 @@ def _named(settings: Sequence[Setting]) -> list[Setting]:
 
 def _variants(configs: Sequence[RunConfig]) -> list[str]:
     """For each config, the settings in which it differs from the others of the same model and objective."""
-    flat = [_flatten(identity(config)) for config in configs]
+    flat = [_flatten(_with_kind(config)) for config in configs]
     peers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     keys = [(config.model.name, config.objective_title) for config in configs]
     for key, own in zip(keys, flat, strict=True):
         peers.setdefault(key, []).append(own)
     varying = {key: _varying(group) for key, group in peers.items()}
     return [
-        ", ".join(f"{path.rpartition('.')[2]}={own[path]}" for path in own if path in varying[key])
+        ", ".join(
+            str(own[path]) if path == _KIND else f"{path.rpartition('.')[2]}={own[path]}"
+            for path in own
+            if path in varying[key]
+        )
         for key, own in zip(keys, flat, strict=True)
     ]
+
+
+def _with_kind(config: RunConfig) -> dict[str, Any]:
+    """A run's identity with the kind of its calibration spelled out, from which other fields follow."""
+    content = identity(config)
+    if config.calibration.enabled:
+        content["calibration"] = {"kind": config.calibration.kind, **content["calibration"]}
+    return content
 
 
 def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:

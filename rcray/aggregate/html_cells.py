@@ -10,7 +10,7 @@ from urllib.parse import quote
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.frame import DYNAMICS
 from rcray.aggregate.groups import setting_key
-from rcray.aggregate.summary import AGREEMENT, CHANGE_L, CHANGE_W, IN_BAND, PREDICTED, SKIPPED, STEPS
+from rcray.aggregate.summary import AGREEMENT, CHANGE_L, CHANGE_W, IN_BAND, PREDICTED, REALISED, SKIPPED, STEPS
 from rcray.aggregate.tables import number
 from rcray.config.load import to_yaml
 
@@ -75,12 +75,14 @@ def _metrics(result: CellResult) -> Iterator[tuple[object, ...]]:
 
 def dynamics_sentence(result: CellResult) -> str:
     """The step records of a run in words."""
-    shares = {name: result.value(metric) for name, metric in PREDICTED.items()}
-    pathways = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share)
-    inside = f"{result.value(IN_BAND):.0%} inside the band"
-    said = f"{result.value(STEPS):.0f} steps recorded, {inside}; predicted pathways: {pathways}."
+    inside = f"{result.value(IN_BAND):.0%} inside the band at the head or the last adapters"
+    said = f"{result.value(STEPS):.0f} steps recorded, {inside}."
+    for name, metrics in (("predicted", PREDICTED), ("realised on the probe set", REALISED)):
+        shares = {word: row.value for word, key in metrics.items() if (row := result.measurement(key)) and row.ok}
+        if pathways := ", ".join(f"{word} {share:.0%}" for word, share in shares.items() if share):
+            said += f" Pathways {name}: {pathways}."
     if agreement := result.metrics.get(AGREEMENT):
-        said += f" Prediction and probe set agree in {agreement.value:.0%} of {agreement.n} probe intervals."
+        said += f" Prediction and probe set agree in {agreement.value:.0%} of {agreement.n} intervals."
     changes = [result.value(metric) for metric in (CHANGE_W, CHANGE_L)]
     if all(map(math.isfinite, changes)):
         said += " Probe set: z_w {:+.2f}, z_l {:+.2f} since its first measurement.".format(*changes)

@@ -7,7 +7,7 @@ from rcray.aggregate.estimates import p_entry
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, likelihood_unit
 from rcray.aggregate.groups import MIXED, Comparison, Setting, compare, difference, has_seeds, paired_differences
 from rcray.aggregate.mixtures import mark
-from rcray.aggregate.summary import IN_BAND, PREDICTED
+from rcray.aggregate.summary import IN_BAND, PREDICTED, REALISED
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.records.columns import PATHWAYS
 
@@ -61,13 +61,15 @@ def _columns(results: Sequence[CellResult], several: bool) -> tuple[Column, ...]
                rf"$\Delta z_l$ ({unit})", metric=DRIFT_L, digits=digits, sign=True, spread=True),
         Column("margin_nats", f"Margin ({unit})", "held-out margin m~ = z~_w - z~_l, against the reference",
                metric=MARGIN, digits=digits, sign=True, spread=True),
-        Column("in_band_percent", "In band (%)", "steps whose incentive ratio lies inside the disentanglement band",
+        Column("in_band_percent", "In band (%)", "steps inside the band as the head or the last adapters see it",
                metric=IN_BAND, percent=True, spread=several, bar=True),
         *(
-            Column(f"pathway_{name}_percent", f"{name} (%)", f"steps on predicted pathway ({name}): {PATHWAYS[name]}",
+            Column(f"pathway_{name}_percent", f"{name} (%)", f"intervals predicted on ({name}): {PATHWAYS[name]}",
                    metric=PREDICTED[name], percent=True, spread=several, bar=True)
             for name in ("i", "ii", "iii")
         ),
+        Column("realised_iii_percent", "Realised iii (%)", "intervals of the probe set on pathway (iii)",
+               metric=REALISED["iii"], percent=True, spread=several, bar=True),
         *([Column(_P, "p", "two-sided paired t-test over seeds of the accuracy, with RC against without", digits=3)]
           if several else []),
     )  # fmt: skip
@@ -123,8 +125,12 @@ def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
     else:
         yield "The error of Δ RC adds the two rows' errors as if independent; on the same pairs it is usually smaller."
     pathways = "; ".join(f"({name}) {PATHWAYS[name]}" for name in ("i", "ii", "iii"))
-    yield f"Pathways predicted per step: {pathways}. In band and pathways are shares of optimizer steps."
+    yield (
+        f"Pathways: {pathways}; predicted for fresh pairs by the updates made, realised on the probe set, in shares of "
+        "intervals. In band: shares of steps, by the paper's band at the head or the last adapters."
+    )
     finished = [result for result in results if result.ok and result.recorded]
-    other = {name: max((r.value(PREDICTED[name]) for r in finished), default=0) for name in ("reversed", "undefined")}
+    shares = {name: [r.value(PREDICTED[name]) for r in finished] for name in ("reversed", "undefined")}
+    other = {name: max((v for v in values if v == v), default=0) for name, values in shares.items()}  # no NaN
     if most := ", ".join(f"{name} up to {share:.1%}" for name, share in other.items() if share):
-        yield f"Steps on no pathway of the three: {most}."
+        yield f"Intervals predicted on no pathway of the three: {most}."

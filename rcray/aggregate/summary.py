@@ -6,6 +6,8 @@ Reads only the columns it needs; the rows are few enough to be kept for ten thou
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,18 @@ import numpy as np
 
 from rcray.aggregate.frame import DYNAMICS, SHARE, Measurement
 from rcray.errors import StoreError
-from rcray.records.columns import PATHWAYS
+from rcray.records.columns import PATHWAYS, pathway_of
 from rcray.store import RunDir
 
 STEPS, SECONDS, RHO = f"{DYNAMICS}steps", f"{DYNAMICS}seconds", f"{DYNAMICS}rho"
 IN_BAND, SKIPPED = f"{DYNAMICS}in_band", f"{DYNAMICS}skipped"
-PREDICTED = {name: f"{DYNAMICS}pathway_{name}" for name in PATHWAYS}  # share of the steps by predicted pathway
-AGREEMENT = f"{DYNAMICS}agreement"  # share of the probe intervals whose realised pathway is the predicted one
+#: Shares by pathway: of the intervals between looks, of those between two probes, of the steps as the head's band sees.
+PREDICTED = {name: f"{DYNAMICS}pathway_{name}" for name in PATHWAYS}
+REALISED = {name: f"{DYNAMICS}realised_{name}" for name in PATHWAYS}
+AT_HEAD = {name: f"{DYNAMICS}head_{name}" for name in PATHWAYS}
+AGREEMENT = f"{DYNAMICS}agreement"  # share of the intervals whose realised pathway is the predicted one
+AGREEMENT_HEAD = f"{DYNAMICS}agreement_head"  # the same, of the pathway that the head's band names most often
+NO_LOOKS = "no looks"
 CHANGE_W, CHANGE_L = f"{DYNAMICS}probe_change_w", f"{DYNAMICS}probe_change_l"  # last measurement minus first
 _CONFUSION = f"{DYNAMICS}intervals/"  # predicted/realised: how many probe intervals
 
@@ -35,7 +42,8 @@ RHO_CORRELATION = f"{DYNAMICS}full/rho_correlation"  # Pearson's, of the two cos
 
 #: What every report reads; a ledger that is exported has no others but those that figures draw.
 SUMMARY_COLUMNS = (
-    "step", "in_band", "pathway_predicted", "pathway_realised", "probe_z_w", "probe_z_l", "skipped", "rho", "seconds",
+    "step", "in_band", "pathway_head", "pathway_predicted", "pathway_realised", "predicted_dz_w", "predicted_dz_l",
+    "probe_z_w", "probe_z_l", "skipped", "rho", "seconds",
 )  # fmt: skip
 
 
@@ -48,10 +56,10 @@ def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: 
     steps = len(records["step"])
     if steps == 0:
         return
-    predicted = [word if word in PATHWAYS else "undefined" for word in records["pathway_predicted"]]
-    counts = Counter(predicted)
     finished = int(records["step"][-1]) == total_steps
-    pairs = intervals(predicted, list(records["pathway_realised"]), probe_every, finished)
+    judged = judged_intervals(records, probe_every, finished)
+    foreseen = [interval.predicted for interval in judged if interval.predicted]
+    realised = [word for word in records["pathway_realised"] if word]
 
     def row(metric: str, value: float, unit: str = "", n: int = steps) -> Measurement:
         status = "ok" if math.isfinite(value) else "non-finite"
@@ -60,8 +68,14 @@ def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: 
     yield row(STEPS, steps, "steps")
     yield row(SECONDS, np.nansum(records["seconds"]), "seconds")
     yield row(IN_BAND, np.mean(records["in_band"]), SHARE)
-    for name, metric in PREDICTED.items():
-        yield row(metric, counts[name] / steps, SHARE)
+    said = list(records["pathway_head" if _has_looks(records) else "pathway_predicted"])
+    for metrics, words in ((PREDICTED, foreseen), (REALISED, realised), (AT_HEAD, said)):
+        counts = Counter(word if word in PATHWAYS else "undefined" for word in words)
+        for name, metric in metrics.items():
+            if words:
+                yield row(metric, counts[name] / len(words), SHARE, len(words))
+            else:
+                yield Measurement(run.run_id, metric, math.nan, n=0, unit=SHARE, status=NO_LOOKS)
     yield row(SKIPPED, np.mean(records["skipped"] != ""), SHARE)
     rho = records["rho"][np.isfinite(records["rho"])]
     yield row(RHO, np.median(rho) if len(rho) else math.nan)
@@ -69,12 +83,55 @@ def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: 
         measured = records[column][np.isfinite(records[column])]
         if len(measured) > 1:
             yield row(metric, measured[-1] - measured[0], unit, len(measured))
-    if pairs:
-        yield row(AGREEMENT, sum(a == b for a, b in pairs) / len(pairs), SHARE, len(pairs))
-    for (foreseen, seen), count in Counter(pairs).items():
-        yield row(f"{_CONFUSION}{foreseen}/{seen}", count, "intervals", len(pairs))
+    if foreseen:
+        yield row(AGREEMENT, np.mean([i.predicted == i.realised for i in judged]), SHARE, len(judged))
+    if judged:
+        yield row(AGREEMENT_HEAD, np.mean([i.at_head == i.realised for i in judged]), SHARE, len(judged))
+    for (word, seen), count in Counter((i.predicted, i.realised) for i in judged if i.predicted).items():
+        yield row(f"{_CONFUSION}{word}/{seen}", count, "intervals", len(foreseen))
     if both:
         yield from full_rows(run.run_id, records)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What was foreseen and what came, between two looks at the probe set."""
+
+    predicted: str  # "" where nobody looked at fresh pairs
+    realised: str
+    at_head: str
+
+
+def judged_intervals(records: Mapping[str, np.ndarray], probe_every: int, finished: bool) -> list[Interval]:
+    """The intervals that both looks and probes bound; by probes alone where there were no looks.
+
+    Records from before looks have the head's pathway in place of the prediction.
+    """
+    words = list(records["pathway_realised"])
+    if not _has_looks(records):
+        said = [word if word in PATHWAYS else "undefined" for word in records["pathway_predicted"]]
+        return [Interval(a, b, a) for a, b in intervals(said, words, probe_every, finished)]
+    at_head = list(records["pathway_head"])
+    looked = np.isfinite(records["predicted_dz_w"])
+    if not looked.any():
+        return [Interval("", b, a) for a, b in intervals(at_head, words, probe_every, finished)]
+    last = len(words) - 1 if finished else len(words)  # probed after its update, where no look is
+    ends = [i for i, word in enumerate(words) if i < last and (i == 0 or (word and looked[i]))]
+    judged = []
+    for start, end in pairwise(ends):
+        inside = slice(start + 1, end + 1)
+        move, change = (
+            [float(np.nansum(records[f"predicted_dz_{side}"][inside])) for side in "wl"],
+            [float(records[f"probe_z_{side}"][end] - records[f"probe_z_{side}"][start]) for side in "wl"],
+        )
+        often = Counter(reversed(at_head[start:end])).most_common(1)[0][0]
+        judged.append(Interval(pathway_of(*move), pathway_of(*change), often))
+    return judged
+
+
+def _has_looks(records: Mapping[str, np.ndarray]) -> bool:
+    """Whether these records know of looks at all."""
+    return any(records["pathway_head"])
 
 
 def confusion(rows: Iterable[Measurement]) -> dict[str, Counter[str]]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rcray.calibration.scores import Gradients, Products, Reduce
 from rcray.objectives.base import Incentives
-from rcray.records.columns import Pathway
+from rcray.records.columns import Pathway, pathway_of
 
 EDGE_ROUNDING = 1e-9  # nats: a ratio this close to an edge lies on it
 #: Bound of |log alpha|: alpha and 1/alpha stay below 3e17, so that a float32 or bfloat16 gradient times either holds.
@@ -246,19 +246,6 @@ def rates(stats: Statistics) -> Rates:
         z_w=math.exp(stats.log_s_w - norm_top) * (w - rho * l),
         z_l=math.exp(stats.log_s_l - norm_top) * (rho * w - l),
     )
-
-
-def pathway_of(change_w: float, change_l: float) -> Pathway:
-    """The pathway of two likelihood changes, predicted or realised (paper, Table 2)."""
-    if math.isnan(change_w) or math.isnan(change_l):
-        return "undefined"
-    if change_w >= 0 and change_l <= 0:
-        return "iii"
-    if change_w > 0 and change_l > 0:
-        return "i"
-    if change_w < 0 and change_l < 0:
-        return "ii"
-    return "reversed"
 
 
 def predicted_pathway(stats: Statistics) -> Pathway:

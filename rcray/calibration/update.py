@@ -23,8 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rcray.calibration.band import pathway_of
-from rcray.records.columns import Pathway
+from rcray.records.columns import Pathway, pathway_of
 
 LOSER_SHARE = 0.75  # of the margin's growth; the default
 WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall; the default

@@ -17,6 +17,7 @@ from rcray.cli.shared import (
     StoreOption,
     TinyOption,
     TrackingOption,
+    announce,
     app,
     cells_of,
 )
@@ -27,6 +28,8 @@ from rcray.store import DEFAULT_STORE
 @app.command(short_help="what is wrong with this machine, and how to fix it")
 def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = None, json_: JsonOption = False) -> None:
     """Look at versions, devices, disk, store, Ray, MLflow and the hub; say what is wrong and how to fix it."""
+    if not json_:
+        announce("looking at versions, devices, disk, store, Ray, MLflow and the hub")
     from rcray.doctor import describe, examine, is_broken
 
     findings = examine(store, tracking_uri)
@@ -123,16 +126,16 @@ def plan(
     from rcray.sweep.planning import make_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    made = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
     if json_:
-        typer.echo(json.dumps(made.rows(), indent=2))
+        typer.echo(json.dumps(planned.rows(), indent=2))
     else:
         from rich.console import Console
 
         console = Console()
-        console.print(plan_table(made, console.width))
-        console.print(summary(made), markup=False, highlight=False)
-    for conflict in made.conflicts:
+        console.print(plan_table(planned, console.width))
+        console.print(summary(planned), markup=False, highlight=False)
+    for conflict in planned.conflicts:
         typer.echo(f"conflict: {conflict}", err=True)
 
 

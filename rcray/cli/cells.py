@@ -17,6 +17,7 @@ from rcray.cli.shared import (
     StoreOption,
     TinyOption,
     TrackingOption,
+    announce,
     app,
     cells_of,
     only_cell,
@@ -42,6 +43,7 @@ def train(
     experiment, cell = only_cell(file, set_)
     uri = tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
+    announce(f"{cell.label}: loading")
     from rcray.pipeline import train as run
     from rcray.progress import ProgressLine
     from rcray.train.launch import is_whole
@@ -52,8 +54,9 @@ def train(
     with ExitStack() as stack:
         if cell.config.execution.workers:
             from rcray.sweep.connection import connected
-            from rcray.sweep.placement import check_placement, possible_nodes
+            from rcray.sweep.placement import check_before_start, check_placement, possible_nodes
 
+            check_before_start([cell], None)
             stack.enter_context(connected(needs_dashboard=True))
             check_placement([cell], possible_nodes(None))
         line = stack.enter_context(ProgressLine(cell.label))
@@ -92,6 +95,7 @@ def sweep(
             fix="give an absolute path on storage that every node mounts, or set RCRAY_STORE on the cluster",
         )
     opened = Store.open(store)
+    announce(f"{experiment.name}: {len(cells)} cells, starting")
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
@@ -149,6 +153,7 @@ def submit(
 
     if store is not None and not store.is_absolute():
         raise ConfigError(f"--store {store}: not absolute", fix="give the path as the cluster's nodes see it")
+    announce(f"submitting {experiment.name} to {address}")
     options = [part for item in set_ or () for part in ("--set", item)]
     options += ["--tiny"] if tiny else []
     options += ["--store", str(store)] if store else []

@@ -7,9 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from rcray.cli.shared import JsonOption, NoFiguresOption, SetOption, StoreOption, TrackingOption, app, cells_of
+from rcray.cli.shared import (
+    JsonOption,
+    NoFiguresOption,
+    SetOption,
+    StoreOption,
+    TrackingOption,
+    announce,
+    app,
+    cells_of,
+)
 from rcray.errors import RcrayError
-from rcray.evaluate.arena.cli import app as arena
+from rcray.evaluate.alpaca_eval.cli import app as alpaca_eval
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -40,6 +49,7 @@ def evaluate(
     given = {"benchmarks": benchmark, "limit": limit, "data_dir": data_dir and str(data_dir)}
     settings = settings_from(experiment and experiment.evaluation, given, Path.cwd())
     opened = Store.open(store)
+    announce(f"measuring {', '.join(run) if run else f'{len(cells)} cells of {file}'}")
     from rcray.evaluate.command import Target, find_runs
     from rcray.evaluate.command import evaluate as measure
 
@@ -50,7 +60,8 @@ def evaluate(
     measure(targets, settings, typer.echo, lambda line: typer.echo(line, err=True))
 
 
-app.add_typer(arena, name="arena", short_help="AlpacaEval: answers, a judge, win rates")
+app.add_typer(alpaca_eval, name="alpaca-eval", short_help="AlpacaEval: answers, a judge, win rates")
+app.add_typer(alpaca_eval, name="arena", hidden=True)  # its first name
 
 
 @app.command(short_help="tables, figures and report.html again; trains nothing")
@@ -75,6 +86,8 @@ def report(
 ) -> None:
     """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
     experiments = [cells_of(file, set_) for file in files or ()]
+    if not json_:
+        announce(f"building the report of {', '.join(each.name for each, _ in experiments) or 'what was given'}")
     from rich.console import Console
 
     from rcray.aggregate.command import Request, run_report
@@ -108,7 +121,10 @@ def ui(
         typer.echo(line)
         sys.stdout.flush()
 
-    sys.exit(serve(given or Address(opened.default_tracking_uri), opened, host, port, say))
+    address = given or Address(opened.default_tracking_uri)
+    if not address.is_server:
+        announce(f"starting MLflow's server for {address.shown}, which takes up to a minute on a busy machine")
+    sys.exit(serve(address, opened, host, port, say))
 
 
 @app.command(short_help="deliver to MLflow what it has not got")
@@ -119,6 +135,10 @@ def sync(
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
     tracking_uri: TrackingOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="go on while one experiment is trained; ends when all is delivered")
+    ] = False,
+    session: Annotated[str | None, typer.Option("--session", hidden=True)] = None,
     log_models: Annotated[
         Literal["none", "best", "all"], typer.Option(help="also log trained models, with their weights")
     ] = "none",
@@ -127,12 +147,18 @@ def sync(
     ] = None,
     best_by: Annotated[str, typer.Option(metavar="METRIC", help="what makes a cell the best")] = "preference/accuracy",
 ) -> None:
-    """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked."""
-    from rcray.sync import Models, address_for, sync_models, tracked_experiments
-    from rcray.sync import sync as deliver
+    """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked.
+
+    A sweep or a training runs this with --follow by itself. By hand it is for one whose delivery was killed, or to
+    deliver to a second server; two of them at once send nothing twice.
+    """
+    from rcray import sync as delivering
+    from rcray.follow import follow as follow_training
+    from rcray.follow import one_to_follow
+    from rcray.progress import DeliveryLine, interrupted_by_sigterm
     from rcray.track.address import tracking_address
 
-    models = Models(log_models, register, best_by)
+    models = delivering.Models(log_models, register, best_by)
     uri = tracking_address(tracking_uri).uri if tracking_uri else None
     opened = Store.open(store)
 
@@ -145,15 +171,19 @@ def sync(
             Book(opened, experiment.name).enter(cells, experiment.title, uri)
             given = experiment.name
         names.append(given)
-    books = tracked_experiments(opened, names)
+    books = delivering.tracked_experiments(opened, names)
     if not books:
         typer.echo(f"{opened.root}: nothing was tracked here yet")
-    for book in books:
-        synced = deliver(book, opened, address_for(book, uri, opened))
-        sent = synced.sent
-        what = "nothing new" if sent.nothing else f"{sent.runs} new runs, {sent.points} points, {sent.files} files"
-        typer.echo(f"{book.name}: {len(synced.cells)} cells, {what} -> {synced.address.shown}")
-        for line in sync_models(synced, opened, models):
-            typer.echo(f"  {line}")
+        return
+    for book in [one_to_follow(books)] if follow else books:
+        address = delivering.address_for(book, uri, opened)
+        with interrupted_by_sigterm(), DeliveryLine(book.name, address.shown) as line:
+            if follow:
+                synced = follow_training(book, opened, address, session=session, on_progress=line.update)
+            else:
+                synced = delivering.sync(book, opened, address)
+        typer.echo(f"{book.name}: {len(synced.cells)} cells, {synced.sent} -> {synced.address.shown}")
+        for text in delivering.sync_models(synced, opened, models):
+            typer.echo(f"  {text}")
         if synced.problems:
             raise RcrayError("\n".join(synced.problems), fix="mend or delete these run directories, then sync again")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rcray.errors import ConfigError
+from rcray.errors import ConfigError, printable
 from rcray.secrets import redact
 from rcray.store import Store
 
@@ -46,6 +46,11 @@ NoFiguresOption = Annotated[bool, typer.Option("--no-figures", help="tables and 
 NoTrackingOption = Annotated[bool, typer.Option("--no-tracking", help="do not write to MLflow")]
 
 
+def announce(text: str) -> None:
+    """What a command is about to do, before the libraries for it are imported: nobody should face a silent terminal."""
+    typer.echo(f"{printable(redact(text))} ...", err=True)
+
+
 def cells_of(file: Path, overrides: list[str] | None, tiny: bool = False, points: Any = None) -> tuple[Any, Any]:
     """An experiment and its cells; refuses what is wrong before anything heavy is imported."""
     from rcray.config import load_experiment, parse_overrides
@@ -72,10 +77,10 @@ def tracking(uri: str | None, unwanted: bool, store: Path) -> str | None:
     """Where to track to, checked before anything starts; a server that is away is no reason not to start."""
     if unwanted:
         return None
-    from rcray.track.address import Address, knock, tracking_address
+    from rcray.track.address import Address, tracking_address, why_unreachable
 
     address = tracking_address(uri) if uri else Address(Store.at(store).default_tracking_uri)
-    if reason := knock(address):
+    if reason := why_unreachable(address):
         typer.echo(f"MLflow at {address.shown} does not answer ({reason}); records are kept for `rcray sync`", err=True)
     return address.uri
 
@@ -84,6 +89,6 @@ def say_undelivered(delivered: Any, store: Path) -> None:
     """Says what MLflow did not get, if anything, and how to send it."""
     if delivered is None or delivered.complete:
         return
-    for line in filter(None, [delivered.problem, *delivered.cells]):
+    for line in delivered.problem.splitlines():
         typer.echo(redact(f"MLflow: {line}"), err=True)
     typer.echo(f"not everything reached MLflow; nothing is lost: rcray sync --store {store}", err=True)

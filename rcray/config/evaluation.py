@@ -31,7 +31,9 @@ class EvaluationConfig(Section):
     batch_size: int | None = Field(None, ge=1, description="sequences per forward; null: sized to model and device")
     cpus: float = Field(1.0, gt=0, description="CPUs of one evaluation's Ray task")
     gpus: float | None = Field(None, ge=0, description="GPUs of it; null: as one worker of the run had")
-    alpaca_eval: AlpacaEvalConfig | None = Field(None, description="answers compared by a judge; see `rcray arena`")
+    alpaca_eval: AlpacaEvalConfig | None = Field(
+        None, description="answers compared by a judge; see `rcray alpaca-eval`"
+    )
 
     @field_validator("benchmarks", mode="before")
     @classmethod

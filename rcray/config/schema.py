@@ -281,7 +281,7 @@ class RunConfig(Section):
     @property
     def label(self) -> str:
         """A name a person can read, as in `tiny-neox · dpo · RC`."""
-        rc = "RC" if self.calibration.enabled else "no RC"
+        rc = "RC update" if self.calibration.steers_by_update else "RC" if self.calibration.enabled else "no RC"
         return f"{self.model.label} · {self.objective.name} · {rc}"
 
     @property

@@ -47,12 +47,12 @@ class Schedule:
             if lengths is None:
                 raise ValueError("bucketing by length needs the lengths of the pairs")
             sizes = lengths @ (2, 1, 1)  # the prompt is read on both sides
-        made = cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes)
+        schedule = cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes)
         if train.micro_batch_tokens is None:
-            return made
+            return schedule
         if lengths is None:
             raise ValueError("a budget of tokens needs the lengths of the pairs")
-        return replace(made, budget=train.micro_batch_tokens, tokens=lengths @ (2, 1, 1))
+        return replace(schedule, budget=train.micro_batch_tokens, tokens=lengths @ (2, 1, 1))
 
     @property
     def steps_per_epoch(self) -> int:

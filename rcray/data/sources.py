@@ -21,9 +21,9 @@ def open_rows(config: DataConfig, split: str | None) -> Rows:
 def _open_part(config: DataConfig, subset: str | None, split: str | None) -> Rows:
     source = source_of(config.name)
     location = config.path or source.hub_id or config.name
-    found = find_local(location)
-    if found is not None:
-        return local_rows(found / subset if subset else found, split)
+    path = find_local(location)
+    if path is not None:
+        return local_rows(path / subset if subset else path, split)
     if config.path or source.name in ("file", "directory"):
         field = "data.path" if config.path else "data.name"
         raise DataError(f"{field}: {location}: no such file or directory", fix=_nearby(Path(location)))

@@ -31,9 +31,9 @@ def bootstrap(size: int, statistic: Callable[[np.ndarray], np.ndarray], resample
     for start in range(0, resamples, step):
         draws = generator.integers(0, size, size=(min(step, resamples - start), size))
         values.append(np.asarray(statistic(draws), dtype=float))
-    found = np.concatenate(values)
-    found = found[np.isfinite(found)]
-    if len(found) < 2:
+    drawn = np.concatenate(values)
+    drawn = drawn[np.isfinite(drawn)]
+    if len(drawn) < 2:
         return Interval(np.nan, np.nan, np.nan)
-    low, high = np.quantile(found, _LEVEL)
-    return Interval(float(low), float(high), float(found.std(ddof=1)))
+    low, high = np.quantile(drawn, _LEVEL)
+    return Interval(float(low), float(high), float(drawn.std(ddof=1)))

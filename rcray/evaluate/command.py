@@ -49,9 +49,9 @@ def find_runs(given: str, store: Store) -> list[Target]:
     for folder in (path, path / "runs"):
         if (folder / "config.yaml").is_file():
             return [_target(RunDir(folder.resolve()))]
-        found = sorted(file.parent for file in folder.glob("*/config.yaml"))
-        if found:
-            return [_target(RunDir(directory.resolve())) for directory in found]
+        directories = sorted(file.parent for file in folder.glob("*/config.yaml"))
+        if directories:
+            return [_target(RunDir(directory.resolve())) for directory in directories]
     known = [directory.name for directory in (store.root / "runs").glob("*")]
     raise ConfigError(
         f"--run {given}: neither a run of {store.root} nor a directory of runs{did_you_mean(given, known)}",
@@ -61,12 +61,14 @@ def find_runs(given: str, store: Store) -> list[Target]:
 
 def find_run(given: str, store: Store) -> Target:
     """Exactly one finished run."""
-    found = find_runs(given, store)
-    if len(found) > 1:
-        raise ConfigError(f"--run {given}: holds {len(found)} runs, and this command takes one", fix="name one of them")
-    if not is_finished(found[0].store.run(run_id(found[0].config))):
-        raise RcrayError(f"{found[0].label}: not finished", fix="run `rcray train` or `rcray sweep` first")
-    return found[0]
+    targets = find_runs(given, store)
+    if len(targets) > 1:
+        raise ConfigError(
+            f"--run {given}: holds {len(targets)} runs, and this command takes one", fix="name one of them"
+        )
+    if not is_finished(targets[0].store.run(run_id(targets[0].config))):
+        raise RcrayError(f"{targets[0].label}: not finished", fix="run `rcray train` or `rcray sweep` first")
+    return targets[0]
 
 
 def _target(run: RunDir) -> Target:

@@ -49,14 +49,14 @@ def benchmark_fault(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple
 
     One subtask answered with one letter is noted: weak models do that. All of them is a collapse.
     """
-    found = {name: inspect_answers(rows) for name, rows in samples.items()}
-    for name, answers in found.items():
+    by_task = {name: inspect_answers(rows) for name, rows in samples.items()}
+    for name, answers in by_task.items():
         if answers.fatal:
-            return (answers.fatal if len(found) == 1 else f"{name}: {answers.fatal}"), None
-    constant = [name for name, answers in found.items() if answers.constant]
-    if constant and len(constant) == len(found):
-        reason = found[constant[0]].constant
-        return (reason if len(found) == 1 else f"in every subtask; {constant[0]}: {reason}"), None
+            return (answers.fatal if len(by_task) == 1 else f"{name}: {answers.fatal}"), None
+    constant = [name for name, answers in by_task.items() if answers.constant]
+    if constant and len(constant) == len(by_task):
+        reason = by_task[constant[0]].constant
+        return (reason if len(by_task) == 1 else f"in every subtask; {constant[0]}: {reason}"), None
     return None, (f"one answer throughout in {', '.join(constant)}" if constant else None)
 
 

@@ -52,18 +52,18 @@ def rows_of(
 ) -> list[MetricRow]:
     """Rows of one benchmark; `common` carries what they share, `leaves` are its single tasks."""
     tasks = {name: results["results"][name] for name in leaves}
-    found = _metrics(tasks)
+    metrics = _metrics(tasks)
     if benchmark.metric is not None:
         wanted = (benchmark.metric, benchmark.filter)
-        if wanted not in found:
-            known = [f"{metric},{kind}" for metric, kind in found]
+        if wanted not in metrics:
+            known = [f"{metric},{kind}" for metric, kind in metrics]
             raise RcrayError(f"{benchmark.name}: no metric {','.join(wanted)!r}{did_you_mean(','.join(wanted), known)}")
-        found = [wanted]
+        metrics = [wanted]
     versions = sorted({str(results["versions"].get(name)) for name in leaves})
     asked = {results["n-shot"].get(name) for name in leaves}
     shots = asked.pop() if len(asked) == 1 else benchmark.shots
     rows = []
-    for metric, kind in found:
+    for metric, kind in metrics:
         key, stderr_key = f"{metric},{kind}", f"{metric}_stderr,{kind}"
         having = [name for name in leaves if key in tasks[name]]
         score = combine(
@@ -101,13 +101,13 @@ def rows_of(
 
 def _metrics(tasks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(metric, filter) of every number the tasks report, in their order."""
-    found: dict[tuple[str, str], None] = {}
+    metrics: dict[tuple[str, str], None] = {}
     for values in tasks.values():
         for key, value in values.items():
             metric, comma, kind = key.partition(",")
             if comma and not metric.endswith("_stderr") and _number(value) is not None:
-                found[(metric, kind)] = None
-    return list(found)
+                metrics[(metric, kind)] = None
+    return list(metrics)
 
 
 def _number(value: Any) -> float | None:

@@ -209,7 +209,7 @@ class Subject:
     def _shifts(self) -> Shifts:
         from rcray.data.prepare import prepare_data
         from rcray.models.load import load_model
-        from rcray.models.reference import answer_logps, reference_logps
+        from rcray.models.reference import pair_logps, reference_logps
 
         config, cache, device = self.config, self.store.cache, _device()
         # An adapter's reference is the same model with the adapter off; full weights need the model they came from.
@@ -217,8 +217,8 @@ class Subject:
         data = prepare_data(config.data, base.tokenizer, cache).held_out
         reference = reference_logps(base, data, cache, device)
         del base  # one model at a time on the device
-        found = answer_logps(self._loaded().model, data, range(len(data.pairs)), device)
-        shift_w, shift_l = found.sum_w - reference.sum_w, found.sum_l - reference.sum_l
+        logps = pair_logps(self._loaded().model, data, range(len(data.pairs)), device)
+        shift_w, shift_l = logps.sum_w - reference.sum_w, logps.sum_l - reference.sum_l
         if config.likelihood == "mean":
             shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
         beta = getattr(config.objective, "beta", None)

@@ -59,13 +59,13 @@ def _linear_layers(origin: Origin) -> dict[str, tuple[int, int]]:
     settings = AutoConfig.from_pretrained(origin.base, **trusted)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(settings, **trusted)
-    found = {}
+    shapes = {}
     for name, module in skeleton.named_modules():
         if isinstance(module, nn.Linear):
-            found[name] = (module.in_features, module.out_features)
+            shapes[name] = (module.in_features, module.out_features)
         elif type(module).__name__ == "Conv1D":  # GPT-2's linear layer, with its weight transposed
-            found[name] = (module.weight.shape[0], module.weight.shape[1])
-    return found
+            shapes[name] = (module.weight.shape[0], module.weight.shape[1])
+    return shapes
 
 
 def _require_targets(config: ModelConfig, linear: dict[str, tuple[int, int]]) -> None:
@@ -88,8 +88,8 @@ def _misfit(adapter: Path, linear: dict[str, tuple[int, int]]) -> str | None:
     if kind != "LORA":
         return f"it is of the kind {kind!r}, not LORA"
     for name, entry in entries.items():
-        if found := _LORA_TENSOR.fullmatch(name):
-            module, part = found.groups()
+        if match := _LORA_TENSOR.fullmatch(name):
+            module, part = match.groups()
             if module not in linear:
                 return f"the base has no module {module!r}"
             inputs, outputs = linear[module]
@@ -125,8 +125,8 @@ def attach_adapter(model: Any, directory: Path) -> Any:
     settings.base_model_name_or_path = None  # the chain knows it; peft would only compare names
     with torch.random.fork_rng(devices=[]):  # the values it starts from are drawn, then replaced
         wrapped = peft.get_peft_model(model, settings)
-    found: Any = peft.set_peft_model_state_dict(wrapped, load_file(directory / ADAPTER_WEIGHTS))
-    wrong = [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]
+    loaded: Any = peft.set_peft_model_state_dict(wrapped, load_file(directory / ADAPTER_WEIGHTS))
+    wrong = [*loaded.unexpected_keys, *(name for name in loaded.missing_keys if "lora_" in name)]
     if wrong:
         raise ModelError(f"{directory}: the adapter does not fit the model: {wrong[0]} has no counterpart")
     return wrapped

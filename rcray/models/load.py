@@ -105,9 +105,9 @@ def _read_weights(config: ModelConfig, directory: Path, device: torch.device, qu
         read: Any = AutoModelForCausalLM.from_pretrained(
             directory, use_safetensors=True, output_loading_info=True, **options
         )
-        model, found = read
-        if found["missing_keys"]:  # transformers would fill them with random numbers and go on
-            raise ValueError(f"weights missing: {', '.join(sorted(found['missing_keys'])[:3])}, …")
+        model, info = read
+        if info["missing_keys"]:  # transformers would fill them with random numbers and go on
+            raise ValueError(f"weights missing: {', '.join(sorted(info['missing_keys'])[:3])}, …")
     except _LOADING_ERRORS as error:
         raise cannot_load(config, short_reason(error)) from None
     return model

@@ -53,10 +53,10 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
     """Reads the cached likelihoods of `data` under `loaded`, or computes and publishes them."""
     dtype = str(next(loaded.model.parameters()).dtype)
     path = cache / "reference" / f"{content_key([loaded.fingerprint, data.fingerprint(), dtype], 24)}.parquet"
-    found = _read(path, len(data.pairs))
-    if found is not None and _agrees(found, loaded, data, device):
-        return found
-    if found is not None:
+    cached = _read(path, len(data.pairs))
+    if cached is not None and _agrees(cached, loaded, data, device):
+        return cached
+    if cached is not None:
         log.warning("reference cache %s does not agree with a live forward; building it again", path.name)
         path.unlink(missing_ok=True)
     ranges = [range(i, min(i + SHARD, len(data.pairs))) for i in range(0, len(data.pairs), SHARD)]
@@ -106,21 +106,21 @@ class _Build:
     def publish(self) -> ReferenceLogps:
         """Joins the shards into the one file everybody reads."""
         with FileLock(self.locks / "publish"):
-            found = _read(self.path, self.rows)
-            if found is None:
+            logps = _read(self.path, self.rows)
+            if logps is None:
                 parts = [_read(self.part(i), len(rows)) for i, rows in enumerate(self.ranges)]
-                found = ReferenceLogps(*(torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS))
-                _write(self.path, found)
+                logps = ReferenceLogps(*(torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS))
+                _write(self.path, logps)
             shutil.rmtree(self.part(0).parent, ignore_errors=True)
-        return found
+        return logps
 
 
 def _forward(loaded: LoadedModel, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:
     with adapters_off(loaded.model):  # of a LoRA run: the model its adapter starts from
-        return answer_logps(loaded.model, data, index, device)
+        return pair_logps(loaded.model, data, index, device)
 
 
-def answer_logps(model: Any, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:
+def pair_logps(model: Any, data: EncodedPairs, index: range, device: torch.device) -> ReferenceLogps:
     """Likelihoods of the answers at `index` under any model, in batches, without a graph."""
     parts = []
     training = model.training
@@ -134,7 +134,7 @@ def answer_logps(model: Any, data: EncodedPairs, index: range, device: torch.dev
     return ReferenceLogps(*torch.cat(parts, dim=1))
 
 
-def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
+def _agrees(logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
     """Compares a sample with a live forward; another batch shape rounds differently, another model is far off."""
     stride = max(1, len(data.pairs) // _SAMPLE)
     index = range(0, len(data.pairs), stride)[:_SAMPLE]
@@ -143,15 +143,15 @@ def _agrees(found: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, devi
     exact = next(loaded.model.parameters()).dtype in (torch.float32, torch.float64)
     relative = 1e-4 if exact else 2e-2
     return all(
-        torch.allclose(getattr(found, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
+        torch.allclose(getattr(logps, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
         for name in ("sum_w", "sum_l")
     )
 
 
-def _write(path: Path, found: ReferenceLogps) -> None:
+def _write(path: Path, logps: ReferenceLogps) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.table({name: getattr(found, name).numpy() for name in vars(found)}), sink, write_page_checksum=True
+        pa.table({name: getattr(logps, name).numpy() for name in vars(logps)}), sink, write_page_checksum=True
     )
     write_atomic(path, sink.getvalue().to_pybytes())
 

@@ -157,10 +157,10 @@ def remembered_fingerprint(files: Sequence[Path], cache: Path) -> str:
     note = cache / "fingerprints" / content_key(seen, 32)
     if note.is_file() and len(text := note.read_text()) == 64:
         return text
-    found = tensors_fingerprint(files)
+    fingerprint = tensors_fingerprint(files)
     note.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(note, found)
-    return found
+    write_atomic(note, fingerprint)
+    return fingerprint
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -170,8 +170,8 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 def tensors_fingerprint(files: Sequence[Path]) -> str:
     """SHA-256 over names, types, shapes and bytes of all tensors, however they are spread over files."""
-    found = [(name, path, entry) for path in files for name, entry in tensor_entries(path).items()]
-    entries = sorted(found, key=lambda item: item[0])
+    tensors = [(name, path, entry) for path in files for name, entry in tensor_entries(path).items()]
+    entries = sorted(tensors, key=lambda item: item[0])
     digest = hashlib.sha256()
     for name, path, entry in entries:
         digest.update(f"{name}{entry['dtype']}{entry['shape']}".encode())

@@ -6,6 +6,7 @@ global batch, over all workers. Empty measurements are NaN (numbers) or "" (word
 row is taken after its update, so that the curves end where training ended.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,6 +100,20 @@ PATHWAYS: dict[Pathway, str] = {
     "reversed": "the winner falls, the loser rises",
     "undefined": "no update to judge: both sides inactive, both scores zero, or a non-finite value",
 }
+
+
+def pathway_of(change_w: float, change_l: float) -> Pathway:
+    """The pathway of two likelihood changes, predicted or realised (paper, Table 2)."""
+    if math.isnan(change_w) or math.isnan(change_l):
+        return "undefined"
+    if change_w >= 0 and change_l <= 0:
+        return "iii"
+    if change_w > 0 and change_l > 0:
+        return "i"
+    if change_w < 0 and change_l < 0:
+        return "ii"
+    return "reversed"
+
 
 BY_NAME = {column.name: column for column in COLUMNS}
 METRICS = tuple(column.name for column in COLUMNS if column.metric)

@@ -25,7 +25,7 @@ class LedgerEntry:
     seconds: float = 0.0
     in_band: float | None = None
     error: str = ""
-    note: str = ""  # what was changed so that the cell could run at all
+    note: str = ""  # what was changed so that the cell could run at all; that it lost its winner
     varied: tuple[tuple[str, Any], ...] = ()  # the settings that distinguish it from its experiment's other cells
 
 
@@ -56,7 +56,7 @@ class Ledger:
         return ", ".join(f"{count} {state}" for state, count in self.tally().items())
 
     def notes(self) -> list[str]:
-        """One line per cell that did not run as asked."""
+        """One line per cell that did not run as asked, or lost its winner."""
         return [f"* {entry.label}: {entry.note}" for entry in self.cells if entry.note]
 
 

@@ -39,11 +39,24 @@ class RunStatus:
     seconds: float = 0.0
     tokens: int = 0
     in_band: float | None = None  # share of the steps
+    winner_drift: float | None = None  # nats per answer token that the probe's winners moved since the start
     best: Standing | None = None
     data: str = ""  # which pairs were kept, in words
     data_fingerprint: str = ""
     writer: Writer | None = None
     updated: float = 0.0
+
+
+#: Nats per answer token below which a run has lost its winner: it finished, and the chosen answers are gone.
+WINNER_LOST = -1.0
+
+
+def winner_lost(status: RunStatus) -> str:
+    """What to say of a run that lost its winner; else nothing."""
+    drift = status.winner_drift
+    if drift is None or drift >= WINNER_LOST:
+        return ""
+    return f"winner lost: the chosen answers of the probe set fell by {-drift:.1f} nats per token"
 
 
 parse_status = parser(RunStatus)

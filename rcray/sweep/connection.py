@@ -12,37 +12,40 @@ from pathlib import Path
 # habit on macOS and Windows, and the only setting that reaches every server. `ray.init(_node_ip_address="127.0.0.1")`
 # does not: Ray replaces a loopback address by the machine's.
 _OPEN_TO_THE_NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# Ray's workers are nice by 15 unless its raylet, which has our environment, is told otherwise: beside a neighbour's
+# work on a shared machine, steps took ten times as long.
+_NICENESS = "RAY_worker_niceness"
 
 
 @dataclass
-class Session:
+class Connection:
     """A connection to Ray; `keep_logs` where something happened that only Ray's own logs explain."""
 
     keep_logs: bool = False
 
 
 @contextlib.contextmanager
-def connected(*, needs_dashboard: bool) -> Iterator[Session]:
+def connected(*, needs_dashboard: bool) -> Iterator[Connection]:
     """Ray for the time of a block: as it is, if there is one; else the cluster this process belongs to; else our own.
 
     A private Ray ends with the block and takes its directory of logs and sockets with it, unless the block failed.
     """
     import ray
 
-    session = Session()
+    connection = Connection()
     if ray.is_initialized():
-        yield session
+        yield connection
         return
     connect(needs_dashboard=needs_dashboard)
     directory = _own_directory()
     try:
-        yield session
+        yield connection
     except Exception:
-        session.keep_logs = True
+        connection.keep_logs = True
         raise
     finally:
         ray.shutdown()
-        if directory and not session.keep_logs:
+        if directory and not connection.keep_logs:
             _remove(directory)
 
 
@@ -54,6 +57,7 @@ def connect(*, needs_dashboard: bool) -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return
     os.environ[_OPEN_TO_THE_NETWORK] = "0"
+    os.environ.setdefault(_NICENESS, "0")
     import ray
     from ray._private import ray_constants
 

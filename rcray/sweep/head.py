@@ -64,7 +64,7 @@ class HeadWatch:
 
 
 def _end_family() -> None:
-    """Ray's processes below this one. Not the courier: it ends by itself, when it has delivered."""
+    """Ray's processes below this one. Not the follower: it ends by itself, when it has delivered."""
     rays = [process for process in psutil.Process().children(recursive=True) if _is_rays(process)]
     for process in rays:
         with contextlib.suppress(psutil.Error):

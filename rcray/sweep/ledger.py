@@ -6,6 +6,7 @@ from typing import Any
 
 from rcray.records.ledger import Ledger, LedgerEntry
 from rcray.records.states import UNSUCCESSFUL, State
+from rcray.records.status import winner_lost
 from rcray.secrets import redact
 from rcray.store import Store
 from rcray.sweep.grid import Cell
@@ -60,7 +61,7 @@ def build_ledger(
             record.seconds,
             record.in_band,
             error=redact(record.error) if state in UNSUCCESSFUL else "",
-            note=stopped.get(cell.run_id) or run.read_adjusted().note,
+            note="; ".join(filter(None, [stopped.get(cell.run_id) or run.read_adjusted().note, winner_lost(record)])),
             varied=cell.varied,
         )
 

@@ -112,6 +112,24 @@ def concurrency(cells: Sequence[Cell], nodes: Sequence[NodeKind], wanted: int | 
     return most if wanted is None else max(1, min(wanted, most))
 
 
+def check_before_start(cells: Sequence[Cell], cluster_file: Path | None) -> None:
+    """The same before Ray is started or joined, as far as that is known: starting it takes many seconds."""
+    import ray
+
+    if cluster_file is not None:
+        check_placement(cells, read_cluster_file(cluster_file))
+    elif not os.environ.get("RAY_ADDRESS") and not ray.is_initialized():
+        check_placement(cells, [this_machine()])
+
+
+def this_machine() -> NodeKind:
+    """What a private Ray will offer here, by its own count."""
+    from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+
+    offered = ResourceAndLabelSpec().resolve(is_head=True).to_resource_dict()
+    return NodeKind("this machine", {name: offered[name] for name in ("CPU", "GPU", "memory") if name in offered}, 1)
+
+
 def present_nodes() -> list[NodeKind]:
     """The nodes of the cluster this process is joined to."""
     import ray

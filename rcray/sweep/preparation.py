@@ -32,11 +32,11 @@ def _is_large(config: RunConfig) -> bool:
 
 def shared_data(cells: Sequence[Cell]) -> list[RunConfig]:
     """One config per distinct (model, data) whose encoding is worth a stage of its own."""
-    found: dict[str, RunConfig] = {}
+    inputs: dict[str, RunConfig] = {}
     for cell in cells:
         if _is_large(cell.config):
-            found.setdefault(_inputs_key(cell.config), cell.config)
-    return list(found.values())
+            inputs.setdefault(_inputs_key(cell.config), cell.config)
+    return list(inputs.values())
 
 
 def _inputs_key(config: RunConfig) -> str:
@@ -65,12 +65,12 @@ def encode(settings: dict[str, Any], store: Store) -> int:
 
 def shared_references(cells: Sequence[Cell]) -> list[RunConfig]:
     """One config per distinct (model, data) whose reference is worth a stage of its own."""
-    found: dict[str, RunConfig] = {}
+    inputs: dict[str, RunConfig] = {}
     for cell in cells:
         config = cell.config
         if _is_large(config) and config.needs_reference and not config.objective.traits.token_level:
-            found.setdefault(_inputs_key(config), config)
-    return list(found.values())
+            inputs.setdefault(_inputs_key(config), config)
+    return list(inputs.values())
 
 
 def build_references(configs: Sequence[RunConfig], store: Store, places: int) -> None:

@@ -58,9 +58,8 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
 
     A failing cell never stops the others.
     """
-    stopped = read_stopped(directory) if options.search else {}
-    finished = [cell.run_id for cell in cells if cell.run_id in stopped or _is_complete(store, cell, options)]
-    todo = [cell for cell in cells if cell.run_id not in finished]
+    todo = unfinished(cells, store, directory, options)
+    finished = [cell.run_id for cell in cells if cell not in todo]
     running = [cell.run_id for cell in todo]
     stop = threading.Event()
 
@@ -99,6 +98,12 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
     return ledger
 
 
+def unfinished(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions) -> list[Cell]:
+    """The cells a sweep has something to do for."""
+    stopped = read_stopped(directory) if options.search else {}
+    return [cell for cell in cells if cell.run_id not in stopped and not _is_complete(store, cell, options)]
+
+
 def _settle(run: RunDir) -> None:
     """A run that Ctrl-C stopped is not running any more; its checkpoint waits for the next command."""
     record = run.read_status()
@@ -131,8 +136,8 @@ def _run_on_tune(
     }.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what ends a cell, or a full disk, is said by us
-    with connected(needs_dashboard=any(cell.config.execution.workers for cell in cells)) as session:
-        session.keep_logs = _tune(cells, store, directory, options, settle)
+    with connected(needs_dashboard=any(cell.config.execution.workers for cell in cells)) as connection:
+        connection.keep_logs = _tune(cells, store, directory, options, settle)
 
 
 def _tune(

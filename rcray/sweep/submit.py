@@ -60,7 +60,7 @@ class Submission:
 
 def parse_env(items: Sequence[str]) -> dict[str, str]:
     """`NAME=VALUE` items; what looks like a secret is refused, because a job's environment is shown to everybody."""
-    found = {}
+    variables = {}
     for item in items:
         name, sign, value = item.partition("=")
         if not sign or not name.isidentifier():
@@ -70,8 +70,8 @@ def parse_env(items: Sequence[str]) -> dict[str, str]:
                 f"--env {name}: a job's environment stands in the cluster's dashboard and logs, and this looks secret",
                 fix="set it on the nodes, for example in cluster.yaml's setup commands from a secret store",
             )
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def file_in_job(file: Path, working_dir: Path) -> str:
@@ -113,7 +113,7 @@ def submit(submission: Submission, address: str, *, follow_log: bool, write: Cal
     if job:
         write(f"following {job}, which is already running\n")
     else:
-        count = sum(found.startswith(submission.prefix) for found in _ids(client))
+        count = sum(name.startswith(submission.prefix) for name in _ids(client))
         job = client.submit_job(
             entrypoint=submission.entrypoint,
             submission_id=f"{submission.prefix}-{count + 1}",
@@ -152,15 +152,15 @@ def connect(address: str) -> Any:
 
 def running_job(client: Any, submission: Submission) -> str | None:
     """The job of the same command that has not ended."""
-    for found in client.list_jobs():
-        name = found.submission_id or ""
-        if name.startswith(submission.prefix) and not found.status.is_terminal():
+    for job in client.list_jobs():
+        name = job.submission_id or ""
+        if name.startswith(submission.prefix) and not job.status.is_terminal():
             return str(name)
     return None
 
 
 def _ids(client: Any) -> list[str]:
-    return [found.submission_id or "" for found in client.list_jobs()]
+    return [job.submission_id or "" for job in client.list_jobs()]
 
 
 def follow(client: Callable[[], Any], job: str, write: Callable[[str], Any]) -> int:

@@ -32,13 +32,13 @@ def tiny_experiment(experiment: Experiment) -> Experiment:
 
 def tiny_cells(cells: Sequence[Cell], overrides: Mapping[str, Any]) -> list[Cell]:
     """Every cell scaled down; those that become the same run are one."""
-    found: dict[str, Cell] = {}
+    unique: dict[str, Cell] = {}
     for cell in cells:
         config = tiny_config(cell.config, overrides)
         varied = tuple((path, stand_in(str(value)) if str(value) in MODELS else value) for path, value in cell.varied)
         key = run_id(config)
-        found.setdefault(key, Cell(key, config, varied))
-    return list(found.values())
+        unique.setdefault(key, Cell(key, config, varied))
+    return list(unique.values())
 
 
 def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:

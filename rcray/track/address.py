@@ -16,7 +16,7 @@ SERVERS = ("http", "https", "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _OPTION = "--tracking-uri"
 _EXAMPLES = "http://HOST:5000, or sqlite:////absolute/path/mlflow.db"
-_KNOCK_SECONDS = 5
+_ANSWER_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _without_credentials(uri: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
 
 
-def knock(address: Address) -> str | None:
+def why_unreachable(address: Address) -> str | None:
     """Asks a server whether it is there: None if it is, else why not.
 
     Raises:
@@ -121,7 +121,7 @@ def knock(address: Address) -> str | None:
         both = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
         request.add_header("Authorization", "Basic " + base64.b64encode(both.encode()).decode())
     try:
-        with urllib.request.urlopen(request, timeout=_KNOCK_SECONDS):
+        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):

@@ -1,6 +1,7 @@
 """The files of a run as a tracker gets them: without secrets, records in one piece, and sent again only if changed."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ def fingerprints(run: RunDir, status: str) -> dict[str, str]:
     }
     for suffix in ("png", "svg"):
         sources[FIGURES.format(suffix)] = sources["dynamics.parquet"]
-    found = {name: [path for path in paths if path.exists()] for name, paths in sources.items()}
-    return {name: content_key([status, *map(_mark, paths)]) for name, paths in found.items() if paths}
+    present = {name: [path for path in paths if path.exists()] for name, paths in sources.items()}
+    return {name: content_key([status, *map(_mark, paths)]) for name, paths in present.items() if paths}
 
 
 def _mark(path: Path) -> list[Any]:
@@ -55,12 +56,12 @@ def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], M
     copies |= {"error.log": run.path / "error.log", "environment.json": run.path / ENVIRONMENT}
     copies["adjusted.json"] = run.adjusted
     wanted = set(wanted)
-    made: dict[str, Path] = {}
+    files: dict[str, Path] = {}
 
     def write(name: str, content: bytes) -> None:
-        made[name] = folder / name
-        made[name].parent.mkdir(parents=True, exist_ok=True)
-        made[name].write_bytes(content)
+        files[name] = folder / name
+        files[name].parent.mkdir(parents=True, exist_ok=True)
+        files[name].write_bytes(content)
 
     for name in wanted & copies.keys():
         write(name, redact(copies[name].read_text(encoding="utf-8", errors="replace")).encode())
@@ -69,14 +70,14 @@ def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], M
         header = f"# Python {newest['python']}, {newest['platform']}, rcray at git {newest['git']}\n"
         write("requirements.txt", (header + "\n".join(newest["packages"]) + "\n").encode())
     if "dynamics.parquet" in wanted:
-        made["dynamics.parquet"] = folder / "dynamics.parquet"
-        pq.write_table(read_dynamics(run.dynamics), made["dynamics.parquet"])
+        files["dynamics.parquet"] = folder / "dynamics.parquet"
+        pq.write_table(read_dynamics(run.dynamics), files["dynamics.parquet"])
     if "checkpoints.json" in wanted:
         write("checkpoints.json", json.dumps(checkpoint_manifest(run), indent=2).encode())
     if any(name.startswith("figures/") for name in wanted):
         for suffix, content in draw().items():
             write(FIGURES.format(suffix), content)
-    return made
+    return files
 
 
 def checkpoint_manifest(run: RunDir) -> dict[str, Any]:
@@ -88,13 +89,13 @@ def checkpoint_manifest(run: RunDir) -> dict[str, Any]:
 
 def tree(paths: Iterable[Path]) -> dict[str, Path]:
     """Files and folders as the paths they get at the tracker."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in paths:
         if path.is_dir():
-            found.update({f"{path.name}/{inner.relative_to(path)}": inner for inner in _files(path)})
+            files.update({f"{path.name}/{inner.relative_to(path)}": inner for inner in _files(path)})
         elif path.is_file():
-            found[path.name] = path
-    return found
+            files[path.name] = path
+    return files
 
 
 def tree_mark(files: Mapping[str, Path]) -> str:
@@ -114,3 +115,13 @@ def cleaned(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
             clean[name].parent.mkdir(parents=True, exist_ok=True)
             clean[name].write_text(safe, encoding="utf-8")
     return clean
+
+
+def table_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values as text, non-finite numbers as nothing: a table has cells."""
+    plain: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        plain[str(name)] = redact(json.dumps(value)) if isinstance(value, dict | list) else value
+    return {name: redact(value) if isinstance(value, str) else value for name, value in plain.items()}

@@ -122,8 +122,8 @@ class Book:
 
 def books(store: Store) -> list[Book]:
     """The books of every tracked experiment of a store."""
-    found = sorted((store.root / "experiments").glob("*/tracking.json"))
-    return [book for path in found if (book := Book(store, path.parent.name))._read().get("cells")]
+    paths = sorted((store.root / "experiments").glob("*/tracking.json"))
+    return [book for path in paths if (book := Book(store, path.parent.name))._read().get("cells")]
 
 
 def store_id(store: Store) -> str:

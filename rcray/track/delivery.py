@@ -66,6 +66,9 @@ class Tally:
         """Whether the tracker had everything."""
         return not (self.runs or self.points or self.files)
 
+    def __str__(self) -> str:
+        return "nothing new" if self.nothing else f"{self.runs} new runs, {self.points} points, {self.files} files"
+
 
 class Delivery:
     """Passes over the cells of one experiment, to one tracker."""
@@ -128,6 +131,12 @@ class Delivery:
                     self._runs.pop(cell.run_id, None)
                     self._note(cell, error)
 
+    def change_plan(self, plan: Plan) -> None:
+        """From the next pass on."""
+        if plan.parent != self.plan.parent:
+            self._opened = False
+        self.plan = plan
+
     def _in_turn(self) -> list[Cell]:
         """The cells, those least advanced in delivery first: a pass that is cut short favours nobody."""
         return sorted(self.plan.cells, key=lambda cell: self._cursors.get(cell.run_id, Cursor()).step)
@@ -155,7 +164,7 @@ class Delivery:
         assert self._tracker is not None
         return self._tracker
 
-    # -- runs found or made
+    # -- runs looked up or created
 
     def _open(self) -> None:
         self._server = self.book.server(self.uri)
@@ -183,8 +192,8 @@ class Delivery:
 
     def _find(self, known: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """By the id in our book; by its tags where a kill came between making it and writing that down."""
-        found = self.tracker.read_run(known) if known else None
-        return found or self.tracker.find_run(self._server.experiment, tags)
+        run = self.tracker.read_run(known) if known else None
+        return run or self.tracker.find_run(self._server.experiment, tags)
 
     def _run(self, cell: Cell) -> TrackedRun:
         if cell.run_id in self._runs:
@@ -220,7 +229,7 @@ class Delivery:
     def _deliver(self, cell: Cell, final: bool, stop: Callable[[], bool]) -> None:
         directory = self.store.run(cell.run_id)
         status = directory.read_status()
-        word = self._word(directory, status.status)
+        state = self._state_of(directory, status.status)
         tracked = self._run(cell)
         if directory.status.exists() and cell.run_id in self.plan.started_here:
             self._environment = self._environment or environment()
@@ -234,31 +243,31 @@ class Delivery:
             self.sent.points += len(batch.points)
             if stop():
                 return
-        error = redact(status.error) if word in ENDED else ""
-        told = {"rcray.status": word, **recorded_tags(directory)}
+        error = redact(status.error) if state in ENDED else ""
+        tags = {"rcray.status": state, **recorded_tags(directory)}
         if error or "rcray.error" in tracked.tags:
-            told["rcray.error"] = error
-        if word in ENDED and (
-            final or word is not State.OK or not self.plan.awaits_evaluation or directory.evaluation.exists()
+            tags["rcray.error"] = error
+        if state in ENDED and (
+            final or state is not State.OK or not self.plan.awaits_evaluation or directory.evaluation.exists()
         ):
-            self._close(cell, directory, word)
-        self._set_tags(cell, clean_tags(told))
-        state = STATES[word]
-        if word is State.PENDING and upto and not self.plan.live:
-            state = "KILLED"
-        self._set_state(cell, state, directory)
+            self._close(cell, directory, state)
+        self._set_tags(cell, clean_tags(tags))
+        tracked_state = STATES[state]
+        if state is State.PENDING and upto and not self.plan.live:
+            tracked_state = "KILLED"
+        self._set_state(cell, tracked_state, directory)
 
-    def _word(self, run: RunDir, word: State) -> State:
+    def _state_of(self, run: RunDir, recorded: State) -> State:
         """A run that says `running` with nobody at it was interrupted."""
-        if word not in STATES:
+        if recorded not in STATES:
             return State.PENDING
-        if word is not State.RUNNING or self.plan.live:
-            return word
+        if recorded is not State.RUNNING or self.plan.live:
+            return recorded
         try:
             with FileLock(run.path / ".lock", timeout=0):
                 return State.PENDING
         except Timeout:
-            return word
+            return recorded
 
     def _set_state(self, cell: Cell, state: TrackerState, run: RunDir) -> None:
         tracked = self._runs[cell.run_id]
@@ -266,10 +275,10 @@ class Delivery:
             self.tracker.set_state(tracked.id, state, _modified(run.status))
             self._runs[cell.run_id] = replace(tracked, state=state)
 
-    def _close(self, cell: Cell, run: RunDir, word: str) -> None:
+    def _close(self, cell: Cell, run: RunDir, state: State) -> None:
         """Final metrics and files: those that changed since they were sent."""
         tracked = self._runs[cell.run_id]
-        marks = artifacts.fingerprints(run, word)
+        marks = artifacts.fingerprints(run, state)
         have = json.loads(tracked.tags.get(_MARKS, "{}"))
         changed = {name for name, mark in marks.items() if have.get(name) != mark}
         if not changed:
@@ -277,7 +286,9 @@ class Delivery:
         if artifacts.BENCHMARKS in changed:
             rows = run.read_evaluation().rows
             self._send_scores(cell, rows, _modified(run.evaluation) or _now())
-            self.tracker.log_table(tracked.id, artifacts.BENCHMARKS, [_table_row(row.content()) for row in rows])
+            self.tracker.log_table(
+                tracked.id, artifacts.BENCHMARKS, [artifacts.table_row(row.content()) for row in rows]
+            )
         with tempfile.TemporaryDirectory() as folder:
             files = artifacts.build(run, changed, Path(folder), lambda: self._drawn(cell))
             self.tracker.log_files(tracked.id, files)
@@ -323,16 +334,6 @@ class Delivery:
             if parent.state != state:
                 self.tracker.set_state(parent.id, state, _now())
             self._parent = replace(parent, state=state, tags={**parent.tags, **tags})
-
-
-def _table_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values as text, non-finite numbers as nothing: a table has cells."""
-    plain: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            value = None
-        plain[str(name)] = redact(json.dumps(value)) if isinstance(value, dict | list) else value
-    return {name: redact(value) if isinstance(value, str) else value for name, value in plain.items()}
 
 
 def _now() -> int:

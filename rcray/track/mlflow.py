@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-# Read by MLflow at its requests: a courier that waits minutes inside one call cannot tell anybody. What failed is
+# Read by MLflow at its requests: a follower that waits minutes inside one call cannot tell anybody. What failed is
 # tried again by delivery itself.
 for _name, _value in {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -64,44 +64,44 @@ class MlflowTracker:
     def open_experiment(self, name: str) -> str:
         """See Tracker."""
         with errors():
-            found = self.client.get_experiment_by_name(name)
-            if found is None:
+            known = self.client.get_experiment_by_name(name)
+            if known is None:
                 # An absolute place for a local database: processes with another working directory must find it too.
                 place = None if self.address.is_server else (self.artifacts / name).as_uri()
                 try:
                     return self.client.create_experiment(name, place, _KIND)
                 except MlflowException:  # somebody was faster
-                    found = self.client.get_experiment_by_name(name)
-                    if found is None:
+                    known = self.client.get_experiment_by_name(name)
+                    if known is None:
                         raise
-            if found.lifecycle_stage == "deleted":
-                self.client.restore_experiment(found.experiment_id)
-            return found.experiment_id
+            if known.lifecycle_stage == "deleted":
+                self.client.restore_experiment(known.experiment_id)
+            return known.experiment_id
 
     def find_run(self, experiment: str, tags: Mapping[str, str]) -> TrackedRun | None:
         """See Tracker."""
         condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
         with errors():
-            found = self.client.search_runs([experiment], condition, ViewType.ACTIVE_ONLY, max_results=1)
-        return _view(found[0]) if found else None
+            matches = self.client.search_runs([experiment], condition, ViewType.ACTIVE_ONLY, max_results=1)
+        return _view(matches[0]) if matches else None
 
     def read_run(self, run: str) -> TrackedRun | None:
         """See Tracker."""
         with errors():
             try:
-                found = self.client.get_run(run)
+                stored = self.client.get_run(run)
             except MlflowException as error:
                 if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                     return None
                 raise
-        return _view(found) if found.info.lifecycle_stage == "active" else None
+        return _view(stored) if stored.info.lifecycle_stage == "active" else None
 
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str], started: int) -> TrackedRun:
         """See Tracker."""
         with errors():
-            made = self.client.create_run(experiment, start_time=started, tags=dict(tags), run_name=name)
-            self.client.update_run(made.info.run_id, status="SCHEDULED")
-        return _view(made)
+            created = self.client.create_run(experiment, start_time=started, tags=dict(tags), run_name=name)
+            self.client.update_run(created.info.run_id, status="SCHEDULED")
+        return _view(created)
 
     def log_params(self, run: str, params: Mapping[str, str]) -> None:
         """See Tracker."""

@@ -44,11 +44,11 @@ def _git(*arguments: str) -> str:
 def freeze() -> list[str]:
     """Every installed distribution, as pip would name it."""
     lines = set()
-    for found in metadata.distributions():
-        name = found.metadata["Name"]
-        origin = json.loads(found.read_text("direct_url.json") or "{}").get("url", "")
+    for package in metadata.distributions():
+        name = package.metadata["Name"]
+        origin = json.loads(package.read_text("direct_url.json") or "{}").get("url", "")
         remote = origin and not origin.startswith("file:")  # an address may carry a password; a directory is nobody's
-        lines.add(redact(f"{name} @ {origin}") if remote else f"{name}=={found.version}")
+        lines.add(redact(f"{name} @ {origin}") if remote else f"{name}=={package.version}")
     return sorted(lines, key=str.lower)
 
 
@@ -58,12 +58,12 @@ def environment() -> dict[str, Any]:
     return redact_content({**facts, "packages": freeze()})
 
 
-def record_environment(run: RunDir, found: dict[str, Any]) -> None:
+def record_environment(run: RunDir, facts: dict[str, Any]) -> None:
     """Notes the environment a run was started in; one that it is resumed in later is added if it differs."""
     path = run.path / FILE
     kept = recover_json(path, [], "earlier environments of the run are forgotten")
-    if found not in kept:
-        write_json(path, [*kept, found])
+    if facts not in kept:
+        write_json(path, [*kept, facts])
 
 
 def recorded(run: RunDir) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def recorded(run: RunDir) -> list[dict[str, Any]]:
 
 def recorded_tags(run: RunDir) -> dict[str, str]:
     """Git state and versions of a run, for tags; several where it was resumed under others."""
-    found = recorded(run)
+    environments = recorded(run)
     names = ("version", "git", "python", *(f"{package}_version" for package in _PACKAGES))
-    values = {name: ", ".join(dict.fromkeys(str(entry.get(name, UNKNOWN)) for entry in found)) for name in names}
+    values = {name: ", ".join(dict.fromkeys(str(entry.get(name, UNKNOWN)) for entry in environments)) for name in names}
     return {f"rcray.{name}": value or UNKNOWN for name, value in values.items()}

@@ -97,9 +97,9 @@ def register(tracker: MlflowTracker, run: str, cell: Cell, name: str) -> Registe
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
         versions = client.search_model_versions(f"name = '{name}'")
-        found = next((v for v in versions if v.run_id == run and v.source == source), None)
-        if found is None:
+        version = next((v for v in versions if v.run_id == run and v.source == source), None)
+        if version is None:
             tags = {"rcray.run_id": cell.run_id, "rcray.label": cell.label}
-            found = client.create_model_version(name, source, run, tags=tags)
-        client.set_registered_model_alias(name, "best", found.version)
-    return Registered(name, str(found.version), cell)
+            version = client.create_model_version(name, source, run, tags=tags)
+        client.set_registered_model_alias(name, "best", version.version)
+    return Registered(name, str(version.version), cell)

@@ -134,11 +134,11 @@ class MemoryTracker:
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str], started: int) -> TrackedRun:
         """See Tracker."""
         self._call("create_run")
-        made = TrackedRun(
+        run = TrackedRun(
             f"run-{len(self.kept)}", name, "SCHEDULED", started, {**tags, "experiment": experiment}, {}, {}
         )
-        self.kept[made.id] = _Kept(made)
-        return made
+        self.kept[run.id] = _Kept(run)
+        return run
 
     def _change(self, run: str, **changes: Any) -> None:
         self.kept[run].run = replace(self.kept[run].run, **changes)

@@ -37,7 +37,8 @@ class Progress:
     step: int = 0
     calibrator: dict[str, Any] | None = None
     drift: list[float] = field(default_factory=list)  # of fresh pairs: both means and their weight
-    last_probe: list[float] = field(default_factory=list)  # z_w, z_l
+    first_probe: list[float] = field(default_factory=list)  # z_w, z_l
+    last_probe: list[float] = field(default_factory=list)
     seconds: float = 0.0
     tokens: int = 0
     in_band_steps: int = 0

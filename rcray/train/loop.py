@@ -237,6 +237,7 @@ class Training:
         z = [z_w.mean().item(), z_l.mean().item()]
         self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
+        self.progress.first_probe = self.progress.first_probe or z
         realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""
         return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
 
@@ -280,6 +281,14 @@ class Training:
             self.progress.best = self.standing
         return better
 
+    def _winner_drift(self) -> float | None:
+        """How far the probe's winners are from where they began, per token; None before the second look."""
+        first, last = self.progress.first_probe, self.progress.last_probe
+        if not first or not last:
+            return None
+        tokens = float(self.probe.chosen.response.sum()) / len(self.probe.index)
+        return (last[0] - first[0]) / (1.0 if self.state.policy.likelihood == "mean" else tokens)
+
     def _over_workers(self, count: int) -> int:
         reduce = self.state.workers.reduce
         return count if reduce is None else int(reduce.sum(torch.tensor(count)))
@@ -302,6 +311,7 @@ class Training:
             seconds=round(progress.seconds, 3),
             tokens=progress.tokens,
             in_band=progress.in_band_steps / progress.step if progress.step else None,
+            winner_drift=self._winner_drift(),
             best=Standing(*progress.best) if progress.best else None,
             data=self.data.report.summary(),
             data_fingerprint=self.data.fingerprint(),

@@ -144,7 +144,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     update.scheduler.step()
     *recorded, real, computed = (sums if workers.reduce is None else workers.reduce.sum(sums)).tolist()
     guarding = state.guarding
-    if state.policy.reference is not None:  # the batch before it was trained on: fresh pairs, too
+    if state.looks is not None and state.policy.reference is not None:  # the batch before its update: fresh pairs, too
         state.drift.add(update.batch_size, Move(recorded[3] / update.batch_size, recorded[4] / update.batch_size))
     if isinstance(state.calibrator, UpdateCalibrator):
         decisions = [replace(d, calibration=replace(d.calibration, log_alpha=log_alpha)) for d in decisions]

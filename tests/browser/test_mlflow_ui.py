@@ -7,10 +7,11 @@ from urllib.parse import quote
 
 import pytest
 
-from rcray.courier import Order
-from rcray.pipeline import delivery_of
 from rcray.store import Store
+from rcray.sync import delivery_to
+from rcray.track.address import Address
 from rcray.track.book import Book
+from rcray.track.delivery import Plan
 from tests.track.servers import free_port
 from tests.track.stored_runs import finish, four_cells
 
@@ -22,11 +23,11 @@ def tracked(tmp_path_factory):
     cells = four_cells(steps=40)
     for cell in cells:
         finish(store, cell)
-    order = Order(str(store.root), store.default_tracking_uri, "small", "A small grid", cells, True)
-    delivery = delivery_of(order, store, live=False)
+    uri = store.default_tracking_uri
+    delivery = delivery_to(Address(uri), store, Plan("small", "A small grid", cells))
     delivery.deliver(final=True)
     delivery.finish("FINISHED", [], "4 ok")
-    server = Book(store, "small").server(order.uri)
+    server = Book(store, "small").server(uri)
     return store, server.experiment, {cell.label: server.runs[cell.run_id] for cell in cells}
 
 

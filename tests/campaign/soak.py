@@ -162,7 +162,7 @@ def soak(cells: int, folder: Path) -> Soak:
     found.exit_code, found.seconds = process.returncode, time.monotonic() - started
     found.tally = read_json(store / "experiments" / "soak" / "ledger.json", default={}).get("tally", {})
     found.output = output.read_text()
-    found.files_left = [*_litter(store), *_files(temporary), *sorted(_shared_memory() - shared)]
+    found.files_left = [*_litter(store), *_files(temporary), *_unused(_shared_memory() - shared)]
     return found
 
 
@@ -224,6 +224,15 @@ def _litter(store: Path) -> list[str]:
 
 def _shared_memory() -> set[str]:
     return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} if Path("/dev/shm").is_dir() else set()
+
+
+def _unused(names: set[str]) -> list[str]:
+    """Those that no process has mapped: what is in use belongs to somebody else's work on this machine."""
+    maps = []
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it ended, or is not ours to read
+            maps.append(path.read_text())
+    return sorted(name for name in names if not any(name in content for content in maps))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,7 +25,7 @@ LAYERS = (
     ("track",),
     ("evaluate",),
     ("aggregate",),
-    ("pipeline", "courier", "courier_process", "sync", "progress", "starter", "doctor", "cli", "__main__"),
+    ("pipeline", "follow", "follower", "sync", "progress", "starter", "doctor", "cli", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: For everybody, except config, which takes only errors.

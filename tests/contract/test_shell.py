@@ -37,7 +37,7 @@ def rcray(*arguments, **environment):
     [
         ("rcray sw", ["sweep"]),
         ("rcray d", ["doctor"]),
-        ("rcray arena ", ["generate", "judge", "winrate", "sweep"]),
+        ("rcray alpaca-eval ", ["generate", "judge", "winrate", "sweep"]),
         ("rcray sweep --ti", ["--tiny"]),
         ("rcray sync --log-models ", ["none", "best", "all"]),
         ("rcray init --method ", ["full", "lora", "qlora"]),

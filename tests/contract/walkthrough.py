@@ -74,12 +74,12 @@ INSTEAD = {
     f"rcray sweep experiments/quickstart.yaml --tracking-uri http://{PORT}": Instead(
         "rcray sweep experiments/quickstart.yaml --tracking-uri http://{ui}", "the port of the UI above"
     ),
-    "rcray arena generate --run RUN_ID --instructions alpaca_eval.json --out rc.json": Instead(
-        "rcray arena generate --run {run} --instructions alpaca_eval.json --out rc.json --max-new-tokens 16",
+    "rcray alpaca-eval generate --run RUN_ID --instructions alpaca_eval.json --out rc.json": Instead(
+        "rcray alpaca-eval generate --run {run} --instructions alpaca_eval.json --out rc.json --max-new-tokens 16",
         "a run of the quickstart; short answers",
     ),
-    "rcray arena judge rc.json plain.json": Instead(
-        "rcray arena judge rc.json plain.json --base-url {judge}", "a judge on this machine, not a paid one"
+    "rcray alpaca-eval judge rc.json plain.json": Instead(
+        "rcray alpaca-eval judge rc.json plain.json --base-url {judge}", "a judge on this machine, not a paid one"
     ),
 }
 

@@ -23,6 +23,7 @@ class JudgeServer:
         self.calls: Counter[str] = Counter()  # question -> calls that arrived
         self.answered: Counter[str] = Counter()  # question -> proper answers sent
         self.keys: set[str] = set()
+        self.headers: set[str] = set()  # names of all that were sent
         self.bodies: list[dict[str, Any]] = []
         self.open = threading.Event()  # set: hanging calls let go
         handler = type("Handler", (_Handler,), {"judge": self})
@@ -62,6 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
             judge.calls[question] += 1
             number = judge.calls[question]
             judge.keys.add(self.headers.get("Authorization", ""))
+            judge.headers |= {name.lower() for name in self.headers}
             judge.bodies.append(body)
         time.sleep(judge.latency)
         action = judge.script(question, number)
@@ -107,8 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_hang(self, *_: Any) -> None:
         self.judge.open.wait(20)
 
-    def do_drip(self, *_: Any) -> None:
-        self.send_response(200)
+    def do_drip_error(self, *_: Any) -> None:
+        self.do_drip(code=500)
+
+    def do_drip(self, *_: Any, code: int = 200) -> None:
+        self.send_response(code)
         self.send_header("Content-Length", "1000")
         self.end_headers()
         for _ in range(200):

@@ -13,11 +13,11 @@ import pytest
 
 from rcray.config.alpaca_eval import JudgeConfig
 from rcray.errors import ConfigError, StoreError
-from rcray.evaluate.arena import endpoint
-from rcray.evaluate.arena.endpoint import CallFailedError, EndpointRefusedError, Reply
-from rcray.evaluate.arena.judge import Cache, asks, estimate, judge, read_vote
-from rcray.evaluate.arena.outputs import Match
-from rcray.evaluate.arena.winrate import annotations
+from rcray.evaluate.alpaca_eval import endpoint
+from rcray.evaluate.alpaca_eval.endpoint import CallFailedError, EndpointRefusedError, Reply
+from rcray.evaluate.alpaca_eval.judge import Cache, asks, estimate, judge, read_vote
+from rcray.evaluate.alpaca_eval.outputs import Match
+from rcray.evaluate.alpaca_eval.winrate import annotations
 from tests.evaluate.judge_server import JudgeServer
 
 KEY = "sk-test-0123456789abcdef"
@@ -131,7 +131,7 @@ def test_votes(vote, text, logprobs, expected):
 KILLED = """
 import sys
 from pathlib import Path
-from rcray.evaluate.arena.judge import judge
+from rcray.evaluate.alpaca_eval.judge import judge
 from tests.evaluate.test_judge import JudgeConfig, VARIABLE, matches
 config = JudgeConfig(base_url=sys.argv[1], model="judge-1", key_env=VARIABLE, timeout=30, concurrency=4)
 judge(matches(60), config, Path(sys.argv[2]))
@@ -183,6 +183,31 @@ def test_a_refused_key_ends_the_job_at_once_and_is_not_shown(tmp_path):
 def test_a_redirect_does_not_carry_the_key_away(tmp_path):
     with JudgeServer(lambda *_: "redirect") as server, pytest.raises(EndpointRefusedError, match="HTTP 302"):
         judge(matches(1), config(server), tmp_path / "j")
+
+
+def test_nothing_of_another_account_is_sent(tmp_path, monkeypatch):
+    """The client library reads variables of its own; they are for OpenAI, and this judge may be anybody."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-account-0123")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-secret")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-secret")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Private: secret\nAuthorization: Bearer other")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    with JudgeServer() as server:
+        judge(matches(1), config(server), tmp_path / "j")
+        assert server.keys == {f"Bearer {KEY}"}
+        assert server.headers == {*endpoint._HEADERS, "user-agent", "authorization"}
+    with JudgeServer() as server:
+        judge(matches(1), config(server, key_env=None), tmp_path / "without-key")
+        assert server.keys == {""}
+
+
+@pytest.mark.parametrize("fault", ["drip", "drip_error"])
+def test_an_answer_must_arrive_whole_in_time(fault):
+    """A byte now and then keeps a socket's timeout from ever running out."""
+    started = time.monotonic()
+    with JudgeServer(lambda *_: fault) as server, pytest.raises(CallFailedError, match="timed out"):
+        endpoint.call(config(server, retries=0, timeout=0.3), [{"role": "user", "content": "x"}])
+    assert time.monotonic() - started < 5  # it would drip for ten seconds
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 
 from rcray.config.alpaca_eval import MODES
 from rcray.errors import DataError, RcrayError
-from rcray.evaluate.arena.judge import Judgement
-from rcray.evaluate.arena.outputs import Match
-from rcray.evaluate.arena.winrate import Annotations, annotations, fit, win_rate_rows
+from rcray.evaluate.alpaca_eval.judge import Judgement
+from rcray.evaluate.alpaca_eval.outputs import Match
+from rcray.evaluate.alpaca_eval.winrate import Annotations, annotations, fit, win_rate_rows
 
 N = 805
 

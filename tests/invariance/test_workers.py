@@ -1,7 +1,5 @@
 """Two workers, with whole or with sharded models, make the step one process makes; checkpoints fit them all."""
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,8 +21,10 @@ from rcray.train.record import row_of
 from rcray.train.sharded import is_sharded, whole_weights
 from rcray.train.step import Scoring, StepState, Update, Workers, optimizer_step
 from tests.math.test_one_backward import half, make_batch
+from tests.ray.heads import free_ports
 
 PAIRS = 4
+CASES = {"full": "tiny-neox", "lora": "tiny-mistral"}
 
 
 def build(directory, method, way, kind="published"):
@@ -73,9 +73,17 @@ def looking_steps(state, batch, fresh):
     return [row_of(optimizer_step(state, [batch], step + 1, looks.get(step))) for step in range(4)]
 
 
-def worker(rank, port, directory, method, results):
+def worker(rank, port, cache, results):
+    """One of two processes: every case in turn, since starting takes longer."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for method, architecture in CASES.items():
+        (results / method).mkdir(exist_ok=True)
+        train(rank, str(cache / architecture), method, results / method)
+    dist.destroy_process_group()
+
+
+def train(rank, directory, method, results):
     whole, mine = make_batch(), half(make_batch(), [rank, rank + 2])
     rows, weights = {}, {}
     for way in ("one", "ddp", "fsdp"):
@@ -106,19 +114,18 @@ def worker(rank, port, directory, method, results):
     if rank == 0:
         torch.save({"rows": rows, "weights": weights}, results / "found.pt")
     dist.barrier()
-    dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module")
+def trained(quick_cache, tmp_path_factory):
+    results = tmp_path_factory.mktemp("workers")
+    mp.spawn(worker, (*free_ports(1), quick_cache, results), nprocs=2)
+    return results
 
 
-@pytest.mark.parametrize(("method", "architecture"), [("full", "tiny-neox"), ("lora", "tiny-mistral")])
-def test_whole_or_sharded_it_is_one_training(quick_cache, tmp_path, method, architecture):
-    mp.spawn(worker, (free_port(), str(quick_cache / architecture), method, tmp_path), nprocs=2)
-    found = torch.load(tmp_path / "found.pt", weights_only=True)
+@pytest.mark.parametrize("method", CASES)
+def test_whole_or_sharded_it_is_one_training(trained, method):
+    found = torch.load(trained / method / "found.pt", weights_only=True)
     for way in ("ddp", "fsdp"):
         for expected, got in zip(found["rows"]["one"], found["rows"][way], strict=True):
             for name in ("loss", "z_w", "rho", "log_s_w", "log_r", "log_alpha", "grad_norm"):

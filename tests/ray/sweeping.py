@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 
 import yaml
+from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner
 
+from rcray.cli import app
 from tests.small_runs import SMALL
 
 RCRAY = [sys.executable, "-c", "from rcray.cli import main; main()"]
@@ -23,7 +26,22 @@ def environment():
 
 
 def sweep_command(file, store):
-    return [*RCRAY, "sweep", str(file), "--store", str(store.root)]
+    """Without figures: they take seconds, and a sweep's do not depend on what is tried here."""
+    return [*RCRAY, *_sweep(file, store)]
+
+
+def _sweep(file, store):
+    return ["sweep", str(file), "--store", str(store.root), "--no-figures"]
+
+
+def sweep_here(file, store, *options, expect=0):
+    """The same command inside this process, on the Ray that it is connected to; returns what it said.
+
+    One cell at a time, unless told otherwise: starting a second process takes longer than such cells.
+    """
+    done = CliRunner().invoke(app, [*_sweep(file, store), "--concurrency", "1", *options])
+    assert done.exit_code == expect and isinstance(done.exception, SystemExit | None), done.output
+    return done.output
 
 
 def write_experiment(path, **content):
@@ -46,3 +64,14 @@ def wait_for(condition, process, seconds=120):
             raise AssertionError(f"the sweep ended before the test could disturb it: {said}")
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.05)
+
+
+def tracked(store):
+    """The parent runs and the cell runs of `write_experiment`'s sweep in the store's MLflow database."""
+    client = MlflowClient(store.default_tracking_uri)
+    experiment = client.get_experiment_by_name("small")
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [r for r in runs if r.data.tags["rcray.kind"] == "sweep"]
+    cells = {r.data.tags["rcray.run_id"]: r for r in runs if r.data.tags["rcray.kind"] == "cell"}
+    assert len(parents) + len(cells) == len(runs), "a cell has two MLflow runs"
+    return client, parents, cells

@@ -36,9 +36,10 @@ def raylet_pid(node):
 
 def node_of(run):
     """The raylet under which a run's writer lives."""
+    writer = run.read_status().writer
     try:
-        return psutil.Process(run.read_status().writer.pid).ppid()
-    except (psutil.NoSuchProcess, KeyError):
+        return psutil.Process(writer.pid).ppid() if writer else None
+    except psutil.NoSuchProcess:
         return None
 
 

@@ -98,10 +98,10 @@ def test_a_worker_groups_cell_is_measured_by_a_task_of_its_own(store: Store, tmp
     content = {"name": "group", "run": small_config(execution={"workers": 1}).model_dump(mode="json")}
     content["evaluation"] = {"benchmarks": ["rcray_choice"], "limit": 24}
     (tmp_path / "group.yaml").write_text(yaml.safe_dump(content))
-    done = rcray("sweep", "group.yaml", "--store", store.root, "--no-tracking", folder=tmp_path)
+    done = rcray("sweep", "group.yaml", "--store", store.root, "--no-tracking", "--no-figures", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (store.root / "runs").iterdir()
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
     assert {row["benchmark"] for row in rows} == {"preference", "rcray_choice"}
-    again = rcray("sweep", "group.yaml", "--store", store.root, "--no-tracking", folder=tmp_path)
+    again = rcray("sweep", "group.yaml", "--store", store.root, "--no-tracking", "--no-figures", folder=tmp_path)
     assert "1 cached" in again.stdout

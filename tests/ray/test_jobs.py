@@ -116,7 +116,7 @@ def test_ray_job_submit_continues_the_same_store(project, head):
     """After the test above: everything is cached, and the second job trains nothing."""
     command = [RAY, "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--"]
     done = subprocess.run(
-        [*command, "python", "-m", "rcray", "sweep", "small.yaml", "--no-tracking"],
+        [*command, "python", "-m", "rcray", "sweep", "small.yaml", "--no-tracking", "--no-figures"],
         cwd=project,
         env=head.environment,
         capture_output=True,

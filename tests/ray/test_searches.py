@@ -3,19 +3,16 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from rcray.cli import app
 from rcray.config import load_experiment
-from rcray.sweep.connection import connected
 from rcray.sweep.grid import expand
-from tests.ray.sweeping import run, sweep_command, write_experiment
+from tests.ray.sweeping import sweep_here, write_experiment
 from tests.small_runs import SMALL
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def test_asha_stops_what_falls_behind(store, tmp_path):
+def test_asha_stops_what_falls_behind(one_ray, store, tmp_path):
     train = {**SMALL["train"], "probe_every": 2}
     del train["learning_rate"]
     file = write_experiment(
@@ -30,8 +27,7 @@ def test_asha_stops_what_falls_behind(store, tmp_path):
         },
     )
     cells = expand(load_experiment(file))
-    command = [*sweep_command(file, store), "--no-tracking"]
-    output = run(command)
+    output = sweep_here(file, store, "--no-tracking", "--concurrency", "2")
     ledger = json.loads((store.experiment("small") / "ledger.json").read_text())
     steps = {entry["run_id"]: entry["step"] for entry in ledger["cells"]}
     assert set(ledger["tally"]) == {"ok", "stopped"}
@@ -42,21 +38,15 @@ def test_asha_stops_what_falls_behind(store, tmp_path):
     assert "best preference/accuracy" in output
     assert "stopped" in (store.experiment("small") / "tables" / "results.md").read_text()
 
-    again = run(command)
+    again = sweep_here(file, store, "--no-tracking")
     assert "running" not in again, "a stopped run is not tried again by the same search"
-
-
-@pytest.fixture(scope="module")
-def ray_session():
-    with connected(needs_dashboard=False):
-        yield
 
 
 @pytest.mark.parametrize(
     ("method", "steps"),
     [("random", 1), ("optuna", 1), ("asha", 2)],  # after one step the evaluation meets the collapse, after two training
 )
-def test_a_degenerate_point_is_listed_and_never_the_best(ray_session, store, tmp_path, method, steps):
+def test_a_degenerate_point_is_listed_and_never_the_best(one_ray, store, tmp_path, method, steps):
     train = {**SMALL["train"], "probe_every": 1}
     del train["learning_rate"]
     file = write_experiment(
@@ -72,10 +62,8 @@ def test_a_degenerate_point_is_listed_and_never_the_best(ray_session, store, tmp
         },
     )
     sound, absurd = sorted(expand(load_experiment(file)), key=lambda cell: cell.config.train.learning_rate)
-    options = ["--store", str(store.root), "--no-tracking", "--no-figures"]
-    done = CliRunner().invoke(app, ["sweep", str(file), *options])
-    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.output
+    output = sweep_here(file, store, "--no-tracking", expect=1)
     ledger = json.loads((store.experiment("small") / "ledger.json").read_text())
     states = {entry["run_id"]: entry["status"] for entry in ledger["cells"]}
     assert states == {sound.run_id: "ok", absurd.run_id: "degenerate"}
-    assert f"(run {sound.run_id})" in done.output, "the best is the one that has a score"
+    assert f"(run {sound.run_id})" in output, "the best is the one that has a score"

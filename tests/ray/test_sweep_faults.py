@@ -1,16 +1,15 @@
-"""What goes wrong in a sweep: too little memory, processes that die, Ctrl-C. Real Ray, real command line."""
+"""What cells do to a sweep: too little memory, a process that dies, errors, code of one's own. One Ray for them all."""
 
 import json
 import os
-import signal
-import subprocess
+from pathlib import Path
 
 import pytest
 
 from rcray.config import load_experiment
 from rcray.sweep.grid import expand
 from rcray.train.dynamics import read_dynamics
-from tests.ray.sweeping import environment, run, sweep_command, wait_for, write_experiment
+from tests.ray.sweeping import sweep_here, tracked, write_experiment
 from tests.small_runs import SMALL
 
 pytestmark = pytest.mark.ray
@@ -20,13 +19,13 @@ def ledger_of(store):
     return json.loads((store.experiment("small") / "ledger.json").read_text())
 
 
-def test_out_of_memory_is_tried_once_more_in_smaller_portions(store, tmp_path):
+def test_out_of_memory_is_tried_once_more_in_smaller_portions(one_ray, store, tmp_path):
     file = write_experiment(
         tmp_path / "small.yaml",
         grid={"objective": [{"name": "my_objectives:hungry", "params": {"most": most}} for most in (2, 1, 4)]},
     )
     fits_in_halves, never_fits, fits = (store.run(cell.run_id) for cell in expand(load_experiment(file)))
-    output = run([*sweep_command(file, store), "--no-tracking"], expect=1)
+    output = sweep_here(file, store, "--no-tracking", expect=1)
 
     assert [r.read_status().status for r in (fits_in_halves, never_fits, fits)] == ["ok", "oom", "ok"]
     adjusted = json.loads(fits_in_halves.adjusted.read_text())
@@ -40,43 +39,54 @@ def test_out_of_memory_is_tried_once_more_in_smaller_portions(store, tmp_path):
     assert "ok*" in output
     assert "CUDA out of memory" in output
 
-    again = run([*sweep_command(file, store), "--no-tracking"], expect=1)
+    again = sweep_here(file, store, "--no-tracking", expect=1)
     assert again.count("cached") >= 2, "what was ok stays ok"
 
 
 @pytest.mark.slow
-def test_a_process_that_always_dies_is_given_up_and_the_others_go_on(store, tmp_path):
+def test_a_process_that_always_dies_is_given_up_and_the_others_go_on(one_ray, store, tmp_path):
     file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["my_objectives:kills_its_process", "cpo"]})
     deadly, harmless = (store.run(cell.run_id) for cell in expand(load_experiment(file)))
-    deaths = tmp_path / "deaths"
-    output = run([*sweep_command(file, store), "--no-tracking"], expect=1, RCRAY_TEST_DEATHS=str(deaths))
+    output = sweep_here(file, store, "--no-tracking", expect=1)
 
     assert harmless.read_status().status == "ok"
     assert deadly.read_status().status == "failed"
     assert "its process was lost 3 times" in output
-    assert deaths.read_text().count("x") == 3, "one attempt and two retries"
+    assert Path(os.environ["RCRAY_TEST_DEATHS"]).read_text().count("x") == 3, "one attempt and two retries"
 
 
-@pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_the_same_command_continues(store, tmp_path):
-    settings = {**SMALL, "data": {"train_pairs": 640, "eval_pairs": 16}}
-    file = write_experiment(tmp_path / "small.yaml", run=settings, grid={"objective": ["dpo", "cpo"]})
-    runs = [store.run(cell.run_id) for cell in expand(load_experiment(file))]
-    command = [*sweep_command(file, store), "--no-tracking"]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        wait_for(lambda: any(r.read_status().step >= 6 for r in runs), process)
-        os.kill(process.pid, signal.SIGINT)
-        output = process.communicate(timeout=90)[0]
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
-    tally = ledger_of(store)["tally"]
-    assert tally.get("pending", 0) >= 1
-    assert "running" not in tally
+def test_a_failing_cell_does_not_stop_the_others(one_ray, store, tmp_path):
+    names = ["my_objectives:squared_hinge", "my_objectives:broken", "my_objectives:not_a_number"]
+    file = write_experiment(
+        tmp_path / "small.yaml",
+        run={**SMALL, "calibration": True},
+        grid={"objective": [*names, "dpo"]},
+    )
+    output = sweep_here(file, store, expect=1)
 
-    run(command)
-    assert {r.read_status().status for r in runs} == {"ok"}
-    for found in runs:
-        assert read_dynamics(found.dynamics)["step"].to_pylist() == list(range(1, 81)), "every step once"
+    by_name = {cell.config.objective.name: store.run(cell.run_id) for cell in expand(load_experiment(file))}
+    statuses = {name: found.read_status().status for name, found in by_name.items()}
+    assert statuses == dict(zip([*names, "dpo"], ["ok", "failed", "degenerate", "ok"], strict=True))
+    assert "this objective always fails" in output
+    assert "loss nan on training pair" in by_name[names[2]].read_status().error
+    assert "Traceback" in (by_name[names[1]].path / "error.log").read_text()
+    _, _, cells = tracked(store)
+    assert sorted(r.info.status for r in cells.values()) == ["FAILED", "FAILED", "FINISHED", "FINISHED"]
+
+
+def test_an_objective_of_ones_own_runs_through_the_quickstart_grid(one_ray, store):
+    """Named by its import path, and given nothing else: incentives, band and calibration are all there."""
+    file = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
+    overrides = {"objective": "my_objectives:squared_hinge", "data.train_pairs": "64", "data.eval_pairs": "16"}
+    settings = [part for name, value in overrides.items() for part in ("--set", f"{name}={value}")]
+    sweep_here(file, store, *settings, "--no-tracking")
+
+    cells = expand(load_experiment(file), overrides)
+    assert [cell.config.calibration.enabled for cell in cells] == [False, True]
+    without, with_rc = (read_dynamics(store.run(cell.run_id).dynamics).to_pandas() for cell in cells)
+    for rows in (without, with_rc):
+        assert (rows["d_w"] > rows["d_l"]).all()
+        assert rows["rho"].between(-1, 1).all()
+    assert (without["log_alpha"] == 0).all()
+    assert (with_rc["log_alpha"] < 0).all()  # the winner's pull is the stronger one, so it is reined in
+    assert with_rc["slack"].mean() > without["slack"].mean()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rcray.config import Experiment
-from rcray.records.columns import COLUMNS
+from rcray.records.columns import COLUMNS, pathway_of
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell, expand
 
@@ -149,13 +149,16 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
     log_r_base = centre + own * (0.4 + grown) + rng.normal(0, 0.12, steps)
     log_r = centre + rng.normal(0, 0.05, steps) if config.calibration.enabled else log_r_base
     slack = half - np.abs(log_r - centre)
-    predicted = np.where(slack >= 0, "iii", np.where(log_r > centre, "i", "ii"))
+    at_head = np.where(slack >= 0, "iii", np.where(log_r > centre, "i", "ii"))
     noise = rng.normal(0, 4.0, steps)
     z_w, z_l = -62 + drift_w * grown + noise, -71 + drift_l * grown + noise + rng.normal(0, 1.0, steps)
     measured = ((t - 1) % config.train.probe_every == 0) | (t == config.total_steps)
     probe_w = np.where(measured, -60 + drift_w * grown + rng.normal(0, 0.02, steps), np.nan)
     probe_l = np.where(measured, -70 + drift_l * grown + rng.normal(0, 0.02, steps), np.nan)
     zero, one = np.zeros(steps), np.ones(steps)
+    moves = [_moves(probe, t == config.total_steps) for probe in (probe_w, probe_l)]
+    nothing = [c.name for c in COLUMNS if c.name.startswith(("next_", "batch_", "true_", "fresh_"))]
+    nothing += [c.name for c in COLUMNS if c.name.endswith(("_full", "_exact"))]
     return {
         "step": t, "epoch": np.zeros(steps, int), "loss": 0.69 * np.exp(-progress) + rng.normal(0, 0.02, steps),
         "z_w": z_w, "z_l": z_l, "zt_w": drift_w * grown, "zt_l": drift_l * grown, "margin": z_w - z_l,
@@ -163,11 +166,21 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
         "log_s_l": zero, "rho": rho, "log_r_base": log_r_base, "log_r": log_r, "log_r_star": centre,
         "band_lower": centre - half, "band_upper": centre + half, "slack": slack, "in_band": slack >= 0,
         "log_alpha": (log_r - log_r_base) / 2, "clipped": zero, "skipped": [""] * steps,
-        "reversed": np.zeros(steps, bool), "guarded": zero, "pathway_predicted": predicted,
+        "reversed": np.zeros(steps, bool), "guarded": zero, "pathway_head": at_head,
+        "predicted_dz_w": moves[0], "predicted_dz_l": moves[1], "guarding": np.zeros(steps, bool),
+        "pathway_predicted": [pathway_of(*move) if move[0] == move[0] else "" for move in zip(*moves, strict=True)],
         "probe_z_w": probe_w, "probe_z_l": probe_l, "pathway_realised": _realised(probe_w, probe_l),
         "grad_norm": one, "learning_rate": 3e-4 * one, "tokens": np.full(steps, 1024), "seconds": 0.2 * one,
-        "padding": 0.1 * one, **{c.name: np.nan * one for c in COLUMNS if c.name.endswith(("_full", "_exact"))},
+        "padding": 0.1 * one, **{name: np.nan * one for name in nothing},
     }  # fmt: skip
+
+
+def _moves(probe: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """What looks foresee: the probe's own moves."""
+    moves = np.full(len(probe), np.nan)
+    seen = np.flatnonzero(~np.isnan(probe) & ~after)
+    moves[seen[1:]] = np.diff(probe[seen])
+    return moves
 
 
 def _realised(probe_w: np.ndarray, probe_l: np.ndarray) -> list[str]:

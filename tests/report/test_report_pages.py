@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import math
 import os
@@ -91,6 +92,26 @@ def test_everything_is_written(finished):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.figures if path.suffix == ".png")
 
 
+def test_the_frame_is_written_whole(store):
+    """One row per run and metric, under the keys that evaluation.json and a search use; nothing of what broke."""
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    runs.add_benchmarks(runs.write_ok(store, cells[0]), {"arc/acc_norm": 0.25, "own/perplexity": 12.0, "own/acc": None})
+    runs.write_evaluation(runs.make(store, cells[1], "failed", error="it broke", steps=30), cells[1])
+    build_report(store, experiment, cells, figures=False)
+    lines = (store.experiment(experiment.name) / "measurements.csv").read_text().splitlines()
+    frame = {row["metric"]: row for row in csv.DictReader(lines)}
+    assert {row["run"] for row in frame.values()} == {cells[0].run_id}
+    assert store.run(cells[0].run_id).scores().keys() <= frame.keys()
+    kept = {key: (frame[key]["value"], frame[key]["n"], frame[key]["unit"], frame[key]["status"]) for key in frame}
+    assert kept["preference/accuracy"] == ("0.8125", "256", "share", "ok")
+    assert kept["arc/acc_norm"] == ("0.25", "1172", "share", "ok")
+    assert kept["own/perplexity"] == ("12.0", "1172", "", "ok")
+    assert kept["own/acc"] == ("", "1172", "", "degenerate")
+    assert kept["dynamics/in_band"] == ("0.15", "200", "share", "ok")
+    assert kept["preference/drift_w"][2] == "nats"
+
+
 def test_equal_runs_give_equal_bytes(finished, tmp_path):
     """Tables, page and every format of every figure, in a process of its own: hash seeds and dates must not show."""
     store, _, _, report = finished
@@ -164,7 +185,7 @@ def test_a_cell_without_a_result_is_a_word_everywhere(store, status):
     runs.write_evaluation(store.run(cells[1].run_id), cells[1])
     report = build_report(store, experiment, cells, figures=False)
     row = report.tables[0].read_text().splitlines()[5]
-    assert row == "| DPO | w/ | " + " | ".join([status] * 9) + " |"
+    assert row == "| DPO | w/ | " + " | ".join([status] * 10) + " |"
     fields = report.tables[2].read_text().splitlines()[2].split(",")
     assert fields[:3] == ["tiny-neox", "DPO", "w/"]
     assert fields[3:5] == [status, "0 of 1"]
@@ -298,7 +319,7 @@ def test_findings_say_what_held_and_what_did_not(store):
         "comparisons (without RC: 2).",
         "RC raised held-out accuracy in 1 of 3, lowered it in 0, and made no clear difference in 2.",
     ]
-    assert re.fullmatch(r"The pathway predicted .* in \d+% of 120 intervals between its measurements\.", lines[3])
+    assert re.fullmatch(r"The pathway predicted .* in \d+% of 114 intervals between its measurements\.", lines[3])
 
 
 def test_findings_admit_where_rc_did_harm(store, monkeypatch):

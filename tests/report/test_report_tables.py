@@ -24,46 +24,47 @@ from rcray.store import Store
 MARKDOWN = """\
 ## Three objectives on tiny-neox, calibration off and on
 
-| Objective | RC | Accuracy (%) | Δ RC (points) | Δz_w (nats) | Δz_l (nats) | Margin (nats) | In band (%) | i (%) | ii (%) | iii (%) |
-| :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| DPO | w/o | 81.2 ± 2.4 | – | -3.20 ± 0.12 | -9.60 ± 0.25 | +6.40 ± 0.25 | 15.0 | 0.0 | 85.0 | 15.0 |
-| DPO | w/ | failed | failed | failed | failed | failed | failed | failed | failed | failed |
-| CPO | w/o | degenerate | – | degenerate | degenerate | degenerate | degenerate | degenerate | degenerate | degenerate |
-| CPO | w/ | 79.3 ± 2.5 | w/o degenerate | +1.90 ± 0.12 | -2.00 ± 0.25 | +3.90 ± 0.25 | 100.0 | 0.0 | 0.0 | 100.0 |
-| DIL-BCE | w/o | **84.4 ± 2.3** | – | +1.10 ± 0.12 | -7.30 ± 0.25 | +8.40 ± 0.25 | 100.0 | 0.0 | 0.0 | 100.0 |
-| DIL-BCE | w/ | pending | pending | pending | pending | pending | pending | pending | pending | pending |
+| Objective | RC | Accuracy (%) | Δ RC (points) | Δz_w (nats) | Δz_l (nats) | Margin (nats) | In band (%) | i (%) | ii (%) | iii (%) | Realised iii (%) |
+| :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| DPO | w/o | 81.2 ± 2.4 | – | -3.20 ± 0.12 | -9.60 ± 0.25 | +6.40 ± 0.25 | 15.0 | 0.0 | 100.0 | 0.0 | 0.0 |
+| DPO | w/ | failed | failed | failed | failed | failed | failed | failed | failed | failed | failed |
+| CPO | w/o | degenerate | – | degenerate | degenerate | degenerate | degenerate | degenerate | degenerate | degenerate | degenerate |
+| CPO | w/ | 79.3 ± 2.5 | w/o degenerate | +1.90 ± 0.12 | -2.00 ± 0.25 | +3.90 ± 0.25 | 100.0 | 0.0 | 5.3 | 89.5 | 85.0 |
+| DIL-BCE | w/o | **84.4 ± 2.3** | – | +1.10 ± 0.12 | -7.30 ± 0.25 | +8.40 ± 0.25 | 100.0 | 0.0 | 15.8 | 84.2 | 80.0 |
+| DIL-BCE | w/ | pending | pending | pending | pending | pending | pending | pending | pending | pending | pending |
 
 - Model: tiny-neox.
 - Held-out pairs: n = 256; seeds: 42; ± one standard error over held-out pairs.
 - Likelihoods: sum of token log-probabilities; fidelity preset: paper.
 - Accuracy: held-out pairs whose margin grew against the reference. Δz_w, Δz_l: drift of held-out chosen and rejected answers from the reference. Bold: highest accuracy of a model, whether or not the difference exceeds its error.
 - The error of Δ RC adds the two rows' errors as if independent; on the same pairs it is usually smaller.
-- Pathways predicted per step: (i) both likelihoods rise; (ii) both likelihoods fall; (iii) the winner is preserved, the loser suppressed. In band and pathways are shares of optimizer steps.
+- Pathways: (i) both likelihoods rise; (ii) both likelihoods fall; (iii) the winner is preserved, the loser suppressed; predicted for fresh pairs by the updates made, realised on the probe set, in shares of intervals. In band: shares of steps, by the paper's band at the head or the last adapters.
+- Intervals predicted on no pathway of the three: reversed up to 5.3%.
 """  # noqa: E501
 
-LATEX_BODY = r"""  \begin{tabular}{llrrrrrrrrr}
+LATEX_BODY = r"""  \begin{tabular}{llrrrrrrrrrr}
     \toprule
-    Objective & RC & Accuracy (\%) & $\Delta$ RC (points) & $\Delta z_w$ (nats) & $\Delta z_l$ (nats) & Margin (nats) & In band (\%) & i (\%) & ii (\%) & iii (\%) \\
+    Objective & RC & Accuracy (\%) & $\Delta$ RC (points) & $\Delta z_w$ (nats) & $\Delta z_l$ (nats) & Margin (nats) & In band (\%) & i (\%) & ii (\%) & iii (\%) & Realised iii (\%) \\
     \midrule
-    DPO & w/o & $81.2 \pm 2.4$ & -- & $-3.20 \pm 0.12$ & $-9.60 \pm 0.25$ & $+6.40 \pm 0.25$ & $15.0$ & $0.0$ & $85.0$ & $15.0$ \\
-     & w/ & failed & failed & failed & failed & failed & failed & failed & failed & failed \\
-    CPO & w/o & degenerate & -- & degenerate & degenerate & degenerate & degenerate & degenerate & degenerate & degenerate \\
-     & w/ & $79.3 \pm 2.5$ & w/o degenerate & $+1.90 \pm 0.12$ & $-2.00 \pm 0.25$ & $+3.90 \pm 0.25$ & $100.0$ & $0.0$ & $0.0$ & $100.0$ \\
-    DIL-BCE & w/o & $\mathbf{84.4 \pm 2.3}$ & -- & $+1.10 \pm 0.12$ & $-7.30 \pm 0.25$ & $+8.40 \pm 0.25$ & $100.0$ & $0.0$ & $0.0$ & $100.0$ \\
-     & w/ & pending & pending & pending & pending & pending & pending & pending & pending & pending \\
+    DPO & w/o & $81.2 \pm 2.4$ & -- & $-3.20 \pm 0.12$ & $-9.60 \pm 0.25$ & $+6.40 \pm 0.25$ & $15.0$ & $0.0$ & $100.0$ & $0.0$ & $0.0$ \\
+     & w/ & failed & failed & failed & failed & failed & failed & failed & failed & failed & failed \\
+    CPO & w/o & degenerate & -- & degenerate & degenerate & degenerate & degenerate & degenerate & degenerate & degenerate & degenerate \\
+     & w/ & $79.3 \pm 2.5$ & w/o degenerate & $+1.90 \pm 0.12$ & $-2.00 \pm 0.25$ & $+3.90 \pm 0.25$ & $100.0$ & $0.0$ & $5.3$ & $89.5$ & $85.0$ \\
+    DIL-BCE & w/o & $\mathbf{84.4 \pm 2.3}$ & -- & $+1.10 \pm 0.12$ & $-7.30 \pm 0.25$ & $+8.40 \pm 0.25$ & $100.0$ & $0.0$ & $15.8$ & $84.2$ & $80.0$ \\
+     & w/ & pending & pending & pending & pending & pending & pending & pending & pending & pending & pending \\
     \bottomrule
   \end{tabular}
 \end{table}
 """  # noqa: E501
 
 CSV = """\
-model,objective,rc,status,seeds,accuracy_percent,accuracy_percent_stderr,accuracy_delta_points,accuracy_delta_points_stderr,drift_w_nats,drift_w_nats_stderr,drift_l_nats,drift_l_nats_stderr,margin_nats,margin_nats_stderr,in_band_percent,pathway_i_percent,pathway_ii_percent,pathway_iii_percent
-tiny-neox,DPO,w/o,ok,1,81.25,2.43945,NA,NA,-3.2,0.125,-9.6,0.25,6.4,0.25,15,0,85,15
-tiny-neox,DPO,w/,ok,1,82.8125,2.35795,1.5625,3.39276,0.4,0.125,-6.1,0.25,6.5,0.25,100,0,0,100
-tiny-neox,CPO,w/o,ok,1,70.3125,2.85551,NA,NA,6.3,0.125,4.1,0.25,2.2,0.25,3.5,96.5,0,3.5
-tiny-neox,CPO,w/,ok,1,79.2969,2.53236,8.98438,3.81665,1.9,0.125,-2,0.25,3.9,0.25,100,0,0,100
-tiny-neox,DIL-BCE,w/o,ok,1,84.375,2.26933,NA,NA,1.1,0.125,-7.3,0.25,8.4,0.25,100,0,0,100
-tiny-neox,DIL-BCE,w/,ok,1,83.9844,2.29219,-0.390625,3.22552,0.9,0.125,-7,0.25,7.9,0.25,100,0,0,100
+model,objective,rc,status,seeds,accuracy_percent,accuracy_percent_stderr,accuracy_delta_points,accuracy_delta_points_stderr,drift_w_nats,drift_w_nats_stderr,drift_l_nats,drift_l_nats_stderr,margin_nats,margin_nats_stderr,in_band_percent,pathway_i_percent,pathway_ii_percent,pathway_iii_percent,realised_iii_percent
+tiny-neox,DPO,w/o,ok,1,81.25,2.43945,NA,NA,-3.2,0.125,-9.6,0.25,6.4,0.25,15,0,100,0,0
+tiny-neox,DPO,w/,ok,1,82.8125,2.35795,1.5625,3.39276,0.4,0.125,-6.1,0.25,6.5,0.25,100,0,31.5789,68.4211,65
+tiny-neox,CPO,w/o,ok,1,70.3125,2.85551,NA,NA,6.3,0.125,4.1,0.25,2.2,0.25,3.5,100,0,0,0
+tiny-neox,CPO,w/,ok,1,79.2969,2.53236,8.98438,3.81665,1.9,0.125,-2,0.25,3.9,0.25,100,0,5.26316,89.4737,85
+tiny-neox,DIL-BCE,w/o,ok,1,84.375,2.26933,NA,NA,1.1,0.125,-7.3,0.25,8.4,0.25,100,0,15.7895,84.2105,80
+tiny-neox,DIL-BCE,w/,ok,1,83.9844,2.29219,-0.390625,3.22552,0.9,0.125,-7,0.25,7.9,0.25,100,0,5.26316,94.7368,95
 """
 
 
@@ -110,7 +111,7 @@ def test_terminal(mixed):
     out = io.StringIO()
     Console(file=out, width=150, color_system=None).print(to_rich(mixed))
     lines = [line.split() for line in out.getvalue().splitlines()]
-    assert ["DPO", "w/", *["failed"] * 9] in lines
+    assert ["DPO", "w/", *["failed"] * 10] in lines
     assert "Held-out pairs: n = 256; seeds: 42" in out.getvalue()
 
 
@@ -158,7 +159,7 @@ def test_models_are_grouped(store):
     assert [row.group for row in table.rows] == ["tiny-neox"] * 6 + ["tiny-qwen2"] * 6
     assert sum(entry.best for row in table.rows for entry in row.entries) == 2  # one per model
     assert to_markdown(table).splitlines()[4].startswith("| tiny-neox | DPO | w/o |")
-    assert r"\multicolumn{11}{c}{\textbf{tiny-qwen2}} \\" in to_latex(table)
+    assert r"\multicolumn{12}{c}{\textbf{tiny-qwen2}} \\" in to_latex(table)
 
 
 def test_a_finished_run_without_evaluation_says_so(store):
@@ -167,7 +168,8 @@ def test_a_finished_run_without_evaluation_says_so(store):
     run.evaluation.unlink()
     line = to_markdown(results_table("t", collect(store, cells))).splitlines()[4]
     assert line == (
-        "| DPO | w/o | not evaluated | – | not evaluated | not evaluated | not evaluated | 15.0 | 0.0 | 85.0 | 15.0 |"
+        "| DPO | w/o | not evaluated | – | not evaluated | not evaluated | not evaluated |"
+        " 15.0 | 0.0 | 100.0 | 0.0 | 0.0 |"
     )
 
 

@@ -1,4 +1,4 @@
-"""A sweep on one machine is reachable from that machine alone: all its processes, whatever they serve."""
+"""A sweep on one machine is reachable from that machine alone; for worker groups see tests/ray/test_groups.py."""
 
 import socket
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.processes import Listener, listeners, watch_listeners
-from tests.ray.sweeping import RCRAY, environment, write_experiment
+from tests.ray.sweeping import environment, sweep_command, write_experiment
 
 pytestmark = pytest.mark.ray
 
@@ -15,10 +15,9 @@ pytestmark = pytest.mark.ray
 RAY = {"raylet", "gcs_server", "DashboardAgent", "RuntimeEnvAgent", "monitor.py"}
 
 
-def watched(*arguments):
-    process = subprocess.Popen(
-        [*RCRAY, *map(str, arguments)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def watched(command):
+    """Every socket that a command's processes listened on until it ended well."""
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         found = watch_listeners(process)
     finally:
@@ -36,17 +35,8 @@ def all_on_loopback(found, expected):
 
 def test_a_sweep_listens_on_loopback_alone(store, tmp_path):
     file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["dpo", "cpo"]})
-    found = watched("sweep", file, "--store", store.root, "--no-tracking")
+    found = watched([*sweep_command(file, store), "--no-tracking", "--concurrency", "1"])
     all_on_loopback(found, {*RAY, "sweep"})
-
-
-def test_a_worker_group_listens_on_loopback_alone(store, tmp_path):
-    """With the dashboard, Ray Train's controller, torch's rendezvous store and gloo."""
-    file = write_experiment(tmp_path / "small.yaml", run={"execution": {"workers": 2}})
-    found = watched("train", file, "--store", store.root, "--no-tracking")
-    all_on_loopback(found, {*RAY, "dashboard.py", "TrainController", "RayTrainWorker"})
-    meeting = [listener for listener in found if "RayTrainWorker" in listener.command]
-    assert len(meeting) >= 5, "of two workers: Ray, gloo, and the store of one"
 
 
 def test_an_open_socket_is_seen():

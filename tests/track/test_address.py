@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from rcray.errors import ConfigError
-from rcray.track.address import Address, knock, tracking_address
+from rcray.track.address import Address, tracking_address, why_unreachable
 from tests.track.servers import free_port
 
 
@@ -69,14 +69,14 @@ def test_knocking(code, expected):
         address = tracking_address(f"http://127.0.0.1:{server.server_address[1]}")
         if expected:
             with pytest.raises(ConfigError, match=expected):
-                knock(address)
+                why_unreachable(address)
         else:
-            assert knock(address) == (None if code == 200 else "HTTP 503")
+            assert why_unreachable(address) == (None if code == 200 else "HTTP 503")
     finally:
         server.shutdown()
         server.server_close()
 
 
 def test_nobody_there():
-    assert "refused" in str(knock(Address(f"http://127.0.0.1:{free_port()}"))).lower()
-    assert knock(Address("sqlite:////anything.db")) is None
+    assert "refused" in str(why_unreachable(Address(f"http://127.0.0.1:{free_port()}"))).lower()
+    assert why_unreachable(Address("sqlite:////anything.db")) is None

@@ -73,6 +73,7 @@ def test_a_taken_port_is_refused(run):
         port = taken.getsockname()[1]
         code, _, err = run("ui", "--store", "store", "--port", port)
     assert code == 2 and f"--port {port}" in err and "another --port" in err
+    assert err.startswith("starting MLflow's server"), "nobody waits before a silent terminal"
 
 
 def test_a_server_has_its_own_pages(run):

@@ -27,7 +27,7 @@ def trained_cell(store: Store, **settings) -> Cell:
     config = RunConfig.model_validate(run)
     status = launch(config, store)
     assert status.status == "ok"
-    return Cell(status["run_id"], config, ())
+    return Cell(status.run_id, config, ())
 
 
 def logits(model, tokenizer):

@@ -144,9 +144,10 @@ def test_a_refused_address_is_shown_without_its_password(monkeypatch, capsys, tm
 
 def test_nothing_in_mlflow_has_a_secret(secrets, tmp_path):
     """A cell whose error, settings and files are full of secrets, delivered to a real database."""
-    from rcray.courier import Order
-    from rcray.pipeline import delivery_of
+    from rcray.sync import delivery_to
+    from rcray.track.address import Address
     from rcray.track.book import Book
+    from rcray.track.delivery import Plan
 
     store = Store.open(tmp_path / "store")
     name = f"data {' '.join(SECRETS.values())}"
@@ -162,8 +163,8 @@ def test_nothing_in_mlflow_has_a_secret(secrets, tmp_path):
     (folder / "report.html").write_text(f"<p>{SECRETS['MY_SERVICE_TOKEN']} http://me:topsecret@host</p>")
     uri = store.default_tracking_uri
     Book(store, "small").enter([good, bad], "with http://me:topsecret@host", uri)
-    order = Order(str(store.root), uri, "small", "with http://me:topsecret@host", [good, bad], True, [bad.run_id])
-    delivery = delivery_of(order, store, live=False)
+    plan = Plan("small", "with http://me:topsecret@host", [good, bad], started_here=[bad.run_id])
+    delivery = delivery_to(Address(uri), store, plan)
     delivery.deliver(final=True)
     delivery.finish("FAILED", [folder / "report.html"], f"1 failed {SECRETS['HF_TOKEN']}")
     assert delivery.problems == {}

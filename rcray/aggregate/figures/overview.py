@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from rcray.aggregate.figures.style import GREY, Plot, finish, style, wrapped
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
 from rcray.aggregate.groups import Comparison, Setting
-from rcray.aggregate.summary import IN_BAND, PREDICTED
+from rcray.aggregate.summary import IN_BAND, REALISED
 
 _CAPTION = (
     "One box per model, objective and RC. Shade: share of steps inside the disentanglement band, light 0% to dark "
@@ -70,9 +70,9 @@ def _box(axis: Axes, row: int, column: int, setting: Setting) -> None:
         return
     axis.add_patch(Rectangle(place, 0.94, 0.9, facecolor=_SHADES(inside.value), edgecolor=GREY, linewidth=0.6))
     ink = "white" if inside.value > 0.55 else "black"
-    shares = {name: share.value for name, metric in PREDICTED.items() if (share := setting.metric(metric))}
-    most = max(shares, key=lambda name: shares[name])
-    lines = [f"pathway {most}: {shares[most]:.0%}"]
+    shares = {name: share.value for name, metric in REALISED.items() if (share := setting.metric(metric))}
+    most = max(shares, key=lambda name: shares[name], default="")
+    lines = [f"realised {most}: {shares[most]:.0%}"] if most else []
     if accuracy := setting.metric(ACCURACY):
         lines.append(f"accuracy {accuracy.value:.1%}")
     drift_w, drift_l = setting.metric(DRIFT_W), setting.metric(DRIFT_L)

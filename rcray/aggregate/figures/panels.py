@@ -25,6 +25,7 @@ from rcray.aggregate.summary import IN_BAND
 _OWN_SCALE = 3.0  # two band panels share an axis unless one spans this many times the other
 _COLUMNS = (
     "step", "log_r", "log_r_base", "log_r_star", "band_lower", "band_upper", "rho", "probe_z_w", "probe_z_l",
+    "true_band_lower", "true_band_upper",
 )  # fmt: skip
 
 Limits = tuple[float, float]
@@ -87,6 +88,16 @@ def shade_band(
     axis.set_ylim(low, high)
 
 
+def true_band(axis: Axes, records: dict[str, np.ndarray], limits: Limits) -> None:
+    """The band of the updates that were made, at the steps where fresh pairs were looked at."""
+    low, high = limits
+    seen = ~(np.isnan(records["true_band_lower"]) | np.isnan(records["true_band_upper"]))
+    if not seen.any():
+        return
+    edges = [np.clip(running_median(records[f"true_band_{end}"][seen]), low, high) for end in ("lower", "upper")]
+    axis.fill_between(records["step"][seen], *edges, color=GREEN, alpha=0.22, linewidth=0, label="band of the update")
+
+
 def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None) -> None:
     """The band, and the incentive ratio in it."""
     axis.set_ylabel("log ratio (nats)")
@@ -96,6 +107,7 @@ def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None)
     records, steps = run.records, run.records["step"]
     every = thin(steps)
     shade_band(axis, steps, records["band_lower"], records["band_upper"], records["log_r_star"], limits)
+    true_band(axis, records, limits)
     if run.result.cell.config.calibration.enabled:
         axis.plot(steps[every], running_median(records["log_r_base"])[every], color=GREY, linewidth=1.1,
                   linestyle=":", label=r"$\log\,r$ before RC")  # fmt: skip

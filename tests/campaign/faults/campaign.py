@@ -35,7 +35,7 @@ FAULTS = (
     Fault("driver", kills.kill_driver),
     Fault("ray-head", kills.kill_head),
     Fault("mlflow-server", kills.kill_mlflow),
-    Fault("courier", kills.kill_courier),
+    Fault("follower", kills.kill_follower),
     Fault("full-disk", storage.full_disk, mounts=True),
     Fault("read-only-store", storage.read_only, begins="half done", mounts=True),
     Fault("clock", clock.jump_clock, survived=True),
@@ -175,12 +175,14 @@ class Campaign:
 
 
 def _await_silence(ground: Ground) -> None:
-    """A killed driver's trials and courier go on for a moment; a copy must not be taken under their hands."""
+    """A killed driver's trials and follower go on for a moment; a copy must not be taken under their hands."""
     from filelock import FileLock, Timeout
 
-    locks = [run.path / ".lock" for run in ground.runs()] + [ground.experiment / ".delivery.lock"]
     deadline = time.monotonic() + 90
-    for path in locks:
+    while list(ground.experiment.glob(".session-*.json")):
+        assert time.monotonic() < deadline, "the follower goes on"
+        time.sleep(0.1)
+    for path in [run.path / ".lock" for run in ground.runs()] + [ground.experiment / ".delivery.lock"]:
         try:
             FileLock(path).acquire(timeout=max(0, deadline - time.monotonic())).lock.release()
         except Timeout:

@@ -22,12 +22,12 @@ def jump_clock(ground: Ground) -> str:
     }
     command = ground.start()
     run = ground.await_moment(command, ground.under_way)
-    courier, trial = command.called("rcray.courier_process").pid, run.read_status().writer.pid
+    follower, trial = command.called("--follow").pid, run.read_status().writer.pid
     _set(offset, -HOUR)
     ground.await_moment(command, ground.half_done)
     _set(offset, YEAR)
     command.wait(expect=0)
-    for name, pid in (("driver", command.process.pid), ("courier", courier), ("trial", trial)):
+    for name, pid in (("driver", command.process.pid), ("follower", follower), ("trial", trial)):
         assert {-HOUR, YEAR} & _offsets_seen(seen, pid), f"the {name}'s clock did not jump"
     assert {-HOUR, YEAR} <= _offsets_seen(seen, command.process.pid)
     _set(offset, 0)

@@ -51,11 +51,11 @@ def kill_head(ground: Ground) -> str:
     return f"ended after {seconds:.0f} s with one clear error, no process left"
 
 
-def kill_courier(ground: Ground) -> str:
+def kill_follower(ground: Ground) -> str:
     command, _ = _disturbed(ground, ground.half_done)
-    kill(command.called("rcray.courier_process"))
+    kill(command.called("--follow"))
     said = command.wait(expect=0)
-    assert "the courier ended early" in said and "rcray sync" in said, said
+    assert "delivery ended early" in said and "rcray sync" in said, said
     return "training went on, exit 0, `rcray sync` named"
 
 

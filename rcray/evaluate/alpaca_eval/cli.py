@@ -1,4 +1,4 @@
-"""The `rcray arena` commands: parsing only."""
+"""The `rcray alpaca-eval` commands: parsing only."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,11 +51,14 @@ def generate_(
     """Write a run's answers to a file of instructions."""
     generation = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "batch_size": batch_size}
     settings = _valid(
-        AlpacaEvalConfig, {"instructions": str(instructions), "limit": limit, "generation": generation}, "rcray arena"
+        AlpacaEvalConfig,
+        {"instructions": str(instructions), "limit": limit, "generation": generation},
+        "rcray alpaca-eval",
     )
     opened = Store.open(store)
-    from rcray.evaluate.arena.command import answers_of
-    from rcray.evaluate.arena.outputs import read_instructions, read_outputs, write_outputs
+    typer.echo(f"answers of {run} to {instructions} ...", err=True)
+    from rcray.evaluate.alpaca_eval.command import answers_of
+    from rcray.evaluate.alpaca_eval.outputs import read_instructions, read_outputs, write_outputs
     from rcray.evaluate.command import find_run
 
     read_instructions(instructions)
@@ -92,9 +95,9 @@ def judge_(
         **{"concurrency": concurrency, "timeout": timeout, "retries": retries},
         **{"price_in": price_in, "price_out": price_out, "max_cost": max_cost},
     }
-    config = _valid(JudgeConfig, given, "rcray arena judge")
-    from rcray.evaluate.arena.command import Comparison
-    from rcray.evaluate.arena.judge import estimate
+    config = _valid(JudgeConfig, given, "rcray alpaca-eval judge")
+    from rcray.evaluate.alpaca_eval.command import Comparison
+    from rcray.evaluate.alpaca_eval.judge import estimate
 
     comparison = Comparison(candidate, reference, reference.stem)
     if only_estimate:
@@ -116,9 +119,9 @@ def winrate(
 ) -> None:
     """Compute win rates again from the judgements on disk; calls nothing."""
     given = {"model": judge_model, "base_url": base_url, "mode": mode, "vote": vote, "key_env": None}
-    from rcray.evaluate.arena.command import Comparison
+    from rcray.evaluate.alpaca_eval.command import Comparison
 
-    config = _valid(JudgeConfig, given, "rcray arena winrate")
+    config = _valid(JudgeConfig, given, "rcray alpaca-eval winrate")
     _print_rows(Comparison(candidate, reference, reference.stem), config, cache, difficulty, spend=False)
 
 
@@ -135,13 +138,14 @@ def sweep_(
 
     experiment = load_experiment(file)
     cells = expand(experiment, parse_overrides(set_ or ()))
-    from rcray.evaluate.arena.command import run_sweep
+    typer.echo(f"answers of {len(cells)} cells of {experiment.name} ...", err=True)
+    from rcray.evaluate.alpaca_eval.command import run_sweep
 
     run_sweep(cells, Store.open(store), experiment.evaluation, typer.echo, only_estimate=only_estimate)
 
 
 def _print_rows(comparison: Any, config: JudgeConfig, cache: Path, difficulty: Path | None, *, spend: bool) -> None:
-    from rcray.evaluate.arena.command import compare, read_difficulty
+    from rcray.evaluate.alpaca_eval.command import compare, read_difficulty
 
     known = None
     if difficulty is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rcray.config.alpaca_eval import GenerationConfig
 from rcray.errors import DataError, DegenerateRunError
-from rcray.evaluate.arena.outputs import Output
+from rcray.evaluate.alpaca_eval.outputs import Output
 from rcray.evaluate.degenerate import EMPTY_SHARE, LEAST_ANSWERS, model_fault
 
 
@@ -40,8 +40,8 @@ def generate(
         torch.manual_seed(settings.seed)
         for start in range(0, len(order), settings.batch_size):
             rows = order[start : start + settings.batch_size]
-            found = _answers(model, tokenizer, [prompts[i] for i in rows], settings, room)
-            answers.update(zip(rows, found, strict=True))
+            decoded = _answers(model, tokenizer, [prompts[i] for i in rows], settings, room)
+            answers.update(zip(rows, decoded, strict=True))
             if on_batch:
                 on_batch(len(answers))
     empty = sum(not answers[i].strip() for i in answers)
@@ -73,7 +73,7 @@ def _answers(
         mask[i, width - len(prompt) :] = 1
     sampled = {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
     most = settings.max_new_tokens if room is None else min(settings.max_new_tokens, room - width)
-    found = model.generate(
+    tokens = model.generate(
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),
         max_new_tokens=most,
@@ -81,4 +81,4 @@ def _answers(
         eos_token_id=tokenizer.eos_token_id,
         **(sampled if settings.temperature > 0 else {"do_sample": False}),
     )
-    return [tokenizer.decode(row[width:], skip_special_tokens=True).strip() for row in found]
+    return [tokenizer.decode(row[width:], skip_special_tokens=True).strip() for row in tokens]

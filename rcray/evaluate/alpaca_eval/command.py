@@ -1,5 +1,6 @@
-"""`rcray arena`: answers of runs, comparisons of two files of answers, and a whole sweep with RC against without."""
+"""`rcray alpaca-eval`: answers of runs, two files of answers compared, and a whole sweep with RC against without."""
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from rcray.config.alpaca_eval import AlpacaEvalConfig, JudgeConfig
 from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError
-from rcray.evaluate.arena.generate import generate
-from rcray.evaluate.arena.judge import Cache, asks, content_of, estimate, judge
-from rcray.evaluate.arena.outputs import Match, match, read_instructions, read_outputs, write_outputs
-from rcray.evaluate.arena.winrate import annotations, win_rate_rows
+from rcray.evaluate.alpaca_eval.generate import generate
+from rcray.evaluate.alpaca_eval.judge import Cache, asks, content_of, estimate, judge
+from rcray.evaluate.alpaca_eval.outputs import Match, match, read_instructions, read_outputs, write_outputs
+from rcray.evaluate.alpaca_eval.winrate import annotations, win_rate_rows
 from rcray.evaluate.stage import add_rows
 from rcray.files import read_json, write_json
 from rcray.models.chain import read_chain
@@ -27,6 +28,15 @@ Say = Callable[[str], None]
 GENERATION_VERSION = 1  # raised when the same settings would give other answers
 
 
+def _directory(parent: Path) -> Path:
+    """Where answers or verdicts are kept; a store may have them under this command's first name, and they were paid."""
+    directory, former = parent / "alpaca-eval", parent / "arena"
+    if former.is_dir() and not directory.exists():
+        with contextlib.suppress(OSError):  # another task was faster
+            former.rename(directory)
+    return directory
+
+
 def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> Path:
     """The outputs file of a finished run; written once per (weights, instructions, settings)."""
     final = store.run(run_id(config)).final
@@ -35,7 +45,7 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> P
     exclude = None if settings.generation.temperature else {"batch_size", "seed"}  # they decide only what is drawn
     how = settings.generation.model_dump(mode="json", exclude=exclude)
     key = content_key([read_chain(final)["key"], asked, how, GENERATION_VERSION], 24)
-    path = store.cache / "arena" / f"{key}.json"
+    path = _directory(store.cache) / f"{key}.json"
     if not path.is_file():
         import torch
 
@@ -82,7 +92,9 @@ def compare(
     if not spend and expected.calls:
         known = Cache(cache).read()
         missing = sum(ask.key not in known for ask in asks(matches, config))
-        raise DataError(f"{cache}: {missing} judgements are missing", fix="run `rcray arena judge` with these settings")
+        raise DataError(
+            f"{cache}: {missing} judgements are missing", fix="run `rcray alpaca-eval judge` with these settings"
+        )
     step = max(1, expected.calls // 10)
 
     def progress(done: int, total: int) -> None:
@@ -90,8 +102,8 @@ def compare(
             say(f"  {done}/{total} judged")
 
     judgements = judge(matches, config, cache, on_progress=progress)
-    found = annotations(matches, judgements, config.judging, difficulty)
-    rows = win_rate_rows(found, comparison.opponent, config.model, config.mode)
+    annotated = annotations(matches, judgements, config.judging, difficulty)
+    rows = win_rate_rows(annotated, comparison.opponent, config.model, config.mode)
     result = {"rows": [row.content() for row in rows], "judgements": content_of(judgements)}
     write_json(comparison.candidate.with_suffix(f".{_short(comparison, config)}.judged.json"), result)
     return rows
@@ -126,19 +138,19 @@ class Pairing:
 def pairings(cells: Sequence[Cell], store: Store, settings: AlpacaEvalConfig) -> list[Pairing]:
     """Every finished cell against the reference file; without one, every cell with RC against its twin without."""
     if settings.reference is not None:
-        found = [Pairing(cell, None) for cell in cells]
+        pairs = [Pairing(cell, None) for cell in cells]
     else:
-        found = [Pairing(cell, without_rc(cell.config)) for cell in cells if cell.config.calibration.enabled]
-    if not found:
+        pairs = [Pairing(cell, without_rc(cell.config)) for cell in cells if cell.config.calibration.enabled]
+    if not pairs:
         raise ConfigError(
             "evaluation.alpaca_eval: no cell has calibration, so none has a twin to compare with",
             fix="give evaluation.alpaca_eval.reference, a file of outputs",
         )
-    for pairing in found:
+    for pairing in pairs:
         for config in filter(None, (pairing.cell.config, pairing.opponent)):
             if not is_finished(store.run(run_id(config))):
                 raise RcrayError(f"{config.label}: not finished", fix="run `rcray sweep` first")
-    return found
+    return pairs
 
 
 def without_rc(config: RunConfig) -> RunConfig:
@@ -160,7 +172,7 @@ def run_sweep(
     wanted = pairings(cells, store, alpaca)
     configs = {run_id(config): config for p in wanted for config in filter(None, (p.cell.config, p.opponent))}
     files = _generate_all(list(configs.values()), store, settings, say)
-    cache = store.root / "arena" / "judgements.jsonl"
+    cache = _directory(store.root) / "judgements.jsonl"
     for pairing in wanted:
         key = pairing.cell.run_id
         reference = (

@@ -11,10 +11,10 @@ from rcray.config import run_id
 from rcray.config.alpaca_eval import AlpacaEvalConfig, GenerationConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, RcrayError
-from rcray.evaluate.arena import command
-from rcray.evaluate.arena.command import answers_of, pairings, run_sweep, without_rc
-from rcray.evaluate.arena.generate import generate
-from rcray.evaluate.arena.outputs import Output, match, read_instructions, read_outputs, write_outputs
+from rcray.evaluate.alpaca_eval import command
+from rcray.evaluate.alpaca_eval.command import answers_of, pairings, run_sweep, without_rc
+from rcray.evaluate.alpaca_eval.generate import generate
+from rcray.evaluate.alpaca_eval.outputs import Output, match, read_instructions, read_outputs, write_outputs
 from rcray.sweep.grid import Cell
 from tests.evaluate.judge_server import JudgeServer
 from tests.evaluate.test_degenerate import constant_model, nan_model
@@ -195,14 +195,14 @@ def test_judge_and_winrate(rcray, tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(rows))
     with JudgeServer() as server:
         options = ["mine.json", "theirs.json", "--base-url", server.url, "--judge-model", "j"]
-        code, out, _ = rcray("arena", "judge", *options, "--key-env", "", "--estimate")
+        code, out, _ = rcray("alpaca-eval", "judge", *options, "--key-env", "", "--estimate")
         assert code == 0 and out.startswith("24 calls (0 more are cached)") and not server.calls
-        code, _, err = rcray("arena", "winrate", *options)
+        code, _, err = rcray("alpaca-eval", "winrate", *options)
         assert code == 2 and "24 judgements are missing" in err
-        code, out, err = rcray("arena", "judge", *options, "--key-env", "")
+        code, out, err = rcray("alpaca-eval", "judge", *options, "--key-env", "")
         assert code == 0, err
         assert "24/24 judged" in out and "alpaca_eval/win_rate 0.9526" in out and "alpaca_eval/lc_win_rate 0.95" in out
-    code, again, err = rcray("arena", "winrate", *options)  # the server is gone
+    code, again, err = rcray("arena", "winrate", *options)  # the server is gone; the old name
     assert code == 0, err
     assert again.splitlines()[-4:] == out.splitlines()[-4:]
     (result,) = tmp_path.glob("mine.*.judged.json")
@@ -220,18 +220,18 @@ def test_judge_and_winrate(rcray, tmp_path):
     ids=lambda value: " ".join(value[:3]),
 )
 def test_refusals(rcray, arguments, expected):
-    code, out, err = rcray("arena", *arguments)
+    code, out, err = rcray("alpaca-eval", *arguments)
     assert code == 2 and out == "" and "Traceback" not in err
     assert all(part in err for part in expected)
 
 
 def test_generate(rcray, trained, instructions, tmp_path):
     options = ["--instructions", instructions, "--out", tmp_path / "o.json", "--store", trained.store.root]
-    code, out, err = rcray("arena", "generate", "--run", run_id(trained.plain), *options, "--max-new-tokens", 8)
+    code, out, err = rcray("alpaca-eval", "generate", "--run", run_id(trained.plain), *options, "--max-new-tokens", 8)
     assert code == 0, err
     assert out.startswith("2 answers of tiny-neox · dpo · no RC in")
     assert len(read_outputs(tmp_path / "o.json")) == 2
-    code, _, err = rcray("arena", "generate", "--run", trained.store.root, *options)
+    code, _, err = rcray("alpaca-eval", "generate", "--run", trained.store.root, *options)
     assert code == 2 and "holds 2 runs" in err
 
 
@@ -240,3 +240,11 @@ def test_difficulties_are_read_by_instruction(tmp_path):
     assert command.read_difficulty(tmp_path / "d.json", ["b", "a"]) == [0.5, 1.0]
     with pytest.raises(DataError, match="no difficulty for 1 instructions, the first: 'c'"):
         command.read_difficulty(tmp_path / "d.json", ["a", "c"])
+
+
+def test_what_was_paid_under_the_first_name_is_kept(tmp_path):
+    (tmp_path / "arena").mkdir()
+    (tmp_path / "arena" / "judgements.jsonl").write_text("{}\n")
+    for _ in range(2):
+        assert (command._directory(tmp_path) / "judgements.jsonl").read_text() == "{}\n"
+    assert not (tmp_path / "arena").exists()

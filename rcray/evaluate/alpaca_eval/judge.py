@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 from rcray.config.alpaca_eval import JudgeConfig
 from rcray.errors import ConfigError, StoreError
-from rcray.evaluate.arena.endpoint import CallFailedError, Reply, call, require_key
-from rcray.evaluate.arena.outputs import Match
+from rcray.evaluate.alpaca_eval.endpoint import CallFailedError, Reply, call, require_key
+from rcray.evaluate.alpaca_eval.outputs import Match
 
 PROMPT_VERSION = 1  # raised with the text below
 _SYSTEM = (
@@ -90,7 +90,7 @@ class Estimate:
 
 def asks(matches: Sequence[Match], config: JudgeConfig) -> list[Ask]:
     """The calls a mode makes of the matches: one or two orders each."""
-    found = []
+    calls = []
     for i, match in enumerate(matches):
         if config.judging.orders == "both":
             orders = [True, False]
@@ -104,8 +104,8 @@ def asks(matches: Sequence[Match], config: JudgeConfig) -> list[Ask]:
                 first, second = second, first
             asked = [config.base_url, config.model, config.judging.vote, PROMPT_VERSION]
             key = _key([*asked, match.instruction, first, second])
-            found.append(Ask(i, key, candidate_first, first, second))
-    return found
+            calls.append(Ask(i, key, candidate_first, first, second))
+    return calls
 
 
 def estimate(matches: Sequence[Match], config: JudgeConfig, cache: Path) -> Estimate:
@@ -261,16 +261,16 @@ class Cache:
 
     def read(self) -> dict[str, dict[str, Any]]:
         """Verdicts by key."""
-        found: dict[str, dict[str, Any]] = {}
+        verdicts: dict[str, dict[str, Any]] = {}
         if not self.path.is_file():
-            return found
+            return verdicts
         for line in self.path.read_bytes().split(b"\n"):
             try:
                 record = json.loads(line)
-                found[record["key"]] = {**record, "first": float(record["first"])}
+                verdicts[record["key"]] = {**record, "first": float(record["first"])}
             except (ValueError, LookupError, TypeError):
                 continue
-        return found
+        return verdicts
 
     def writing(self) -> "_Writing":
         """Holds the file for one job."""

@@ -30,28 +30,28 @@ class Match:
 
 def read_instructions(path: Path, limit: int | None = None) -> list[str]:
     """The instructions of a JSON or JSONL file, in order; an `input` field is put below its instruction."""
-    found = []
+    instructions = []
     for number, row in enumerate(_rows(path), 1):
         text = row.get("instruction")
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{path}: row {number}: `instruction` is missing or empty")
         more = str(row.get("input") or "").strip()
-        found.append(f"{text}\n\n{more}" if more else text)
-    if not found:
+        instructions.append(f"{text}\n\n{more}" if more else text)
+    if not instructions:
         raise DataError(f"{path}: holds no instructions")
-    return found[:limit]
+    return instructions[:limit]
 
 
 def read_outputs(path: Path) -> list[Output]:
     """The answers of a file; an empty answer is an answer."""
-    found = []
+    outputs = []
     for number, row in enumerate(_rows(path), 1):
         if not isinstance(row.get("instruction"), str) or not isinstance(row.get("output"), str):
             raise DataError(f"{path}: row {number}: needs `instruction` and `output`, both text")
-        found.append(Output(row["instruction"], row["output"], str(row.get("generator", ""))))
-    if not found:
+        outputs.append(Output(row["instruction"], row["output"], str(row.get("generator", ""))))
+    if not outputs:
         raise DataError(f"{path}: holds no outputs")
-    return found
+    return outputs
 
 
 def write_outputs(path: Path, outputs: Sequence[Output]) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from rcray.config.alpaca_eval import JudgingMode
 from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.errors import DataError, RcrayError
-from rcray.evaluate.arena.judge import Judgement
-from rcray.evaluate.arena.outputs import Match
+from rcray.evaluate.alpaca_eval.judge import Judgement
+from rcray.evaluate.alpaca_eval.outputs import Match
 from rcray.evaluate.bootstrap import bootstrap
 from rcray.records.evaluation import MetricRow
 
@@ -71,7 +71,7 @@ def annotations(
             continue
         votes[judgement.match].append(judgement.preference)
         first.append(judgement.preference if judgement.candidate_first else 1 - judgement.preference)
-    kept = [i for i, found in enumerate(votes) if found and not np.isnan(found).any()]
+    kept = [i for i, vote in enumerate(votes) if vote and not np.isnan(vote).any()]
     if not kept:
         first_error = next((judgement.error for judgement in judgements if judgement.error), "")
         raise RcrayError(f"no instruction was judged; {failures} of {len(judgements)} calls failed: {first_error}")
@@ -84,22 +84,22 @@ def annotations(
     )
 
 
-def fit(found: Annotations) -> LengthModel:
+def fit(annotated: Annotations) -> LengthModel:
     """The length model of all annotations."""
-    theta, phi, psi = _fit(found, np.arange(len(found.preference))[None])[0]
+    theta, phi, psi = _fit(annotated, np.arange(len(annotated.preference))[None])[0]
     return LengthModel(float(theta), float(phi), float(psi))
 
 
-def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> list[MetricRow]:
+def win_rate_rows(annotated: Annotations, opponent: str, judge: str, mode: str) -> list[MetricRow]:
     """Raw and length-controlled win rate, in [0, 1], with bootstrap intervals over instructions."""
-    size = len(found.preference)
-    note = f"against {opponent}; judge {judge}, mode {mode}; {found.failures} judgements failed; position bias "
-    note += f"{found.position_bias:+.3f}"
-    controlled = note + ("; without instruction difficulty" if found.difficulty is None else "")
+    size = len(annotated.preference)
+    note = f"against {opponent}; judge {judge}, mode {mode}; {annotated.failures} judgements failed; position bias "
+    note += f"{annotated.position_bias:+.3f}"
+    controlled = note + ("; without instruction difficulty" if annotated.difficulty is None else "")
     rows = []
     for name, statistic, said in (
-        ("win_rate", lambda draws: found.preference[draws].mean(axis=1), note),
-        ("lc_win_rate", lambda draws: _controlled(found, draws), controlled),
+        ("win_rate", lambda draws: annotated.preference[draws].mean(axis=1), note),
+        ("lc_win_rate", lambda draws: _controlled(annotated, draws), controlled),
     ):
         interval = bootstrap(size, statistic)
         value = float(statistic(np.arange(size)[None])[0])
@@ -118,24 +118,24 @@ def win_rate_rows(found: Annotations, opponent: str, judge: str, mode: str) -> l
     return rows
 
 
-def _controlled(found: Annotations, draws: np.ndarray) -> np.ndarray:
+def _controlled(annotated: Annotations, draws: np.ndarray) -> np.ndarray:
     """LC win rate of each draw, [draws]."""
-    theta, _, psi = _fit(found, draws).T
+    theta, _, psi = _fit(annotated, draws).T
     logits = np.repeat(theta[:, None], draws.shape[1], axis=1)
-    if found.difficulty is not None:
-        logits = logits + psi[:, None] * found.difficulty[draws]
+    if annotated.difficulty is not None:
+        logits = logits + psi[:, None] * annotated.difficulty[draws]
     return _sigmoid(logits).mean(axis=1)
 
 
-def _fit(found: Annotations, draws: np.ndarray) -> np.ndarray:
+def _fit(annotated: Annotations, draws: np.ndarray) -> np.ndarray:
     """(theta, phi, psi) of every draw by Newton's method, [draws, 3]."""
-    target = found.preference[draws]
-    longer = found.length_difference[draws]
+    target = annotated.preference[draws]
+    longer = annotated.length_difference[draws]
     spread = longer.std(axis=1, keepdims=True)
     bias = np.tanh(np.divide(longer, spread, out=np.zeros_like(longer), where=spread > 0))
     columns = [np.ones_like(target), bias]
-    if found.difficulty is not None:
-        columns.append(found.difficulty[draws])
+    if annotated.difficulty is not None:
+        columns.append(annotated.difficulty[draws])
     design = np.stack(columns, axis=-1)  # [draws, instructions, parameters]
     transposed = np.ascontiguousarray(design.swapaxes(1, 2))
     penalty = np.array([0.0, PENALTY, PENALTY])[: len(columns)]
