@@ -165,8 +165,7 @@ class UpdateSteering:
         score_w, score_l = (self._score(z, count, reduce) for z in (pairs.z_w, pairs.z_l))
         weights = self.coordinates.flat(self.parameters)
         if self.last:
-            way = seen_by(score_w, score_l, weights - self.last["weights"], self.coordinates.total)
-            self.foreseen = Move(self.foreseen.w + way.w, self.foreseen.l + way.l)
+            self._add_way(score_w, score_l, weights - self.last["weights"])
         self.last = {"weights": weights}
         per_pair = incentives(loss, pairs)
         sums = torch.stack([per_pair.d_w.sum(), per_pair.d_l.sum()]).double()
@@ -186,6 +185,16 @@ class UpdateSteering:
             self.rule.look(coming)
         self.rule.score_w, self.rule.score_l = score_w, score_l
         return coming
+
+    def _add_way(self, score_w: Tensor, score_l: Tensor, way: Tensor) -> None:
+        """Adds the move since the last look, by the mean of both ends; each leaves out what its own batch moved."""
+        assert self.rule.score_w is not None and self.rule.score_l is not None
+        own = self._preview().traces(self.last["gradient"] * self._share, self.steps - self.last_step)
+        total = self.coordinates.total
+        ends = seen_by(score_w, score_l, way, total), seen_by(self.rule.score_w, self.rule.score_l, way - own, total)
+        self.foreseen = Move(
+            self.foreseen.w + sum(end.w for end in ends) / 2, self.foreseen.l + sum(end.l for end in ends) / 2
+        )
 
     def _between(self) -> AdamPreview | SgdPreview:
         """The memory without the gradient of the batch that judges it, which was trained on since."""

@@ -109,6 +109,10 @@ class AdamPreview:
         first = self.betas[0]
         return replace(self, m=self.m.sub(gradient, alpha=first ** (ago - 1) * (1 - first)))
 
+    def traces(self, gradient: Tensor, steps: int) -> Tensor:
+        """What a gradient has moved within so many steps, its own the first of them; scaled as the next one will be."""
+        return self.per_gradient(gradient).mul_(gradient).mul_(_geometric(self.betas[0], steps))
+
     def _root(self, gradient: Tensor | None) -> Tensor:
         second, steps = self.betas[1], self.steps
         if gradient is None:
@@ -146,6 +150,15 @@ class SgdPreview:
     def without(self, gradient: Tensor, ago: int) -> "SgdPreview":
         """As if a gradient had not gone into the momentum; 1: that of the last step."""
         return replace(self, buffer=self.buffer.sub(gradient, alpha=self.momentum ** (ago - 1)))
+
+    def traces(self, gradient: Tensor, steps: int) -> Tensor:
+        """What a gradient has moved within so many steps, its own the first of them."""
+        return gradient.mul(-self.rate * _geometric(self.momentum, steps))
+
+
+def _geometric(memory: float, steps: int) -> float:
+    """1 + memory + memory^2 + ..., so many terms."""
+    return (1 - memory**steps) / (1 - memory)
 
 
 @dataclass(frozen=True)
