@@ -73,7 +73,7 @@ def test_a_share_of_one_keeps_the_winner_where_it_is():
 
 
 def test_drift_is_foreseen_where_no_reference_is_given():
-    """A little short of it: what a batch's own gradient moves is left out of what that batch sees, shared part and all."""
+    """A little short of it: what a batch's own gradient moves is left out of what it sees, shared part and all."""
     toy = after(61)  # a look at 60 brings it up to date
     assert [toy.steering.drift.w, toy.steering.drift.l] == pytest.approx(toy.drift(), rel=0.1)
     assert toy.steering.realised.weight == 0
