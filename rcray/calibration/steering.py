@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from rcray.calibration.preview import Coordinates, preview_of
 from rcray.calibration.scores import Reduce, branch_gradients
 from rcray.calibration.update import (
-    LOSER_SHARE,
     AdamPreview,
     Drift,
     Foreseen,
@@ -28,11 +27,10 @@ from rcray.calibration.update import (
     UpdateCalibrator,
     seen_by,
 )
+from rcray.config.calibration import FIRST_LOOKS, LOOK_EVERY, LOSER_SHARE
 from rcray.errors import ConfigError
 from rcray.objectives import Objective, PairLogps
 from rcray.objectives.base import PairLoss, incentives
-
-FIRST_LOOKS = 20  # steps that begin with a look each, while the optimizer's moments build up
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class UpdateSteering:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         loser_share: float = LOSER_SHARE,
-        look_every: int = 10,
+        look_every: int = LOOK_EVERY,
         clip_norm: float = math.inf,
         guard: float | None = None,
     ):

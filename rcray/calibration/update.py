@@ -23,10 +23,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rcray.config.calibration import LOSER_SHARE
 from rcray.records.columns import Pathway, pathway_of
 
-LOSER_SHARE = 0.75  # of the margin's growth; the default
-WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall; the default
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
 DRIFT_MEMORY = 64.0  # pairs
 RESPONSE_WEIGHT = 0.15  # of a new look in the average

@@ -7,6 +7,11 @@ from pydantic import Field, model_validator
 from rcray.config.objectives import Positive
 from rcray.config.section import Section
 
+FIRST_LOOKS = 20  # steps that begin with a look each, while an optimizer's moments build up
+LOOK_EVERY = 10  # steps between two looks after that
+LOSER_SHARE = 0.75  # of the margin's growth
+WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall, calibrated by the update
+
 
 class CalibrationConfig(Section):
     """Reward calibration: whether, by what, and how what it steers by is measured.
@@ -18,16 +23,19 @@ class CalibrationConfig(Section):
     enabled: bool = False
     kind: Literal["published", "update"] = Field("published", description="the paper's calibration, or by the update")
     loser_share: float = Field(
-        0.75,
+        LOSER_SHARE,
         gt=0,
         le=1,
         description="kind update: what of the margin's growth the loser gives; 1: the winner stays put",
     )
     guard: Positive | None = Field(
-        None, description="nats per answer token that the winner may fall before alpha steps back; update: 0.5 if open"
+        None,
+        description=f"nats per answer token that the winner may fall before alpha steps back; update: {WINNER_GUARD}",
     )
     look_every: int = Field(
-        10, ge=0, description="steps between two looks at fresh pairs, which predict and judge the update; 0: never"
+        LOOK_EVERY,
+        ge=0,
+        description="steps between two looks at fresh pairs, which predict and judge the update; 0: never",
     )
     look_pairs: int = Field(8, ge=1, description="pairs of a look")
     ema_beta: float = Field(0.98, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")

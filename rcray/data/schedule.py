@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from rcray.config.calibration import FIRST_LOOKS
 from rcray.config.schema import RunConfig
 from rcray.errors import ConfigError
 
-FIRST_LOOKS = 20  # steps that begin with a look each
 WINDOW_BATCHES = 64  # batches whose pairs are sorted together: more, less padding; fewer, more mixing
 
 
