@@ -113,7 +113,7 @@ def paper_items() -> tuple[PaperItem, ...]:
         ),
         PaperItem(
             f"Text: AlpacaEval, {pairs} with RC against without",
-            "rcray arena sweep experiments/alpaca-eval.yaml",
+            "rcray alpaca-eval sweep experiments/alpaca-eval.yaml",
             "tables/alpaca-eval.md",
             "the authors' way is a mode of the judge; the length-controlled rate stands beside it",
         ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rcray.aggregate import published
-from rcray.aggregate.paper import BENCHMARK_TABLES, TableSpec, objective_title
+from rcray.aggregate.paper import BENCHMARK_TABLES, DIGITS, TableSpec, objective_title
 from rcray.aggregate.places import DEFAULT_BETA
 from rcray.aggregate.published import AVERAGE, Place
 from rcray.config.benchmarks import benchmark_title
@@ -17,7 +17,7 @@ from rcray.config.models import model_title
 
 @dataclass(frozen=True)
 class Repeat:
-    """One training in two tables: its scores there, by benchmark; `average` among them."""
+    """One training in two tables: its scores there in percent, as printed, by benchmark; `average` among them."""
 
     place: Place
     tables: tuple[str, str]
@@ -44,13 +44,17 @@ def repeats() -> tuple[Repeat, ...]:
         for place, scores in published.scores(spec.name).items():
             usual = replace(place, ema_beta=None) if place.ema_beta == DEFAULT_BETA else place
             seen.setdefault(usual, []).append((spec.name, scores))
-    found = []
+    different = []
     for place, printed in seen.items():
         for (one, first), (other, second) in itertools.pairwise(printed):
-            both = {name: (first[name].value, second[name].value) for name in first if name in second}
+            both = {name: (_points(first[name]), _points(second[name])) for name in first if name in second}
             if any(a != b for a, b in both.values()):
-                found.append(Repeat(place, (one, other), both))
-    return tuple(found)
+                different.append(Repeat(place, (one, other), both))
+    return tuple(different)
+
+
+def _points(score: published.Score) -> float:
+    return round(100 * score.value, DIGITS)  # as printed: a share has rounding in its last bits
 
 
 def repeat_notes(spec: TableSpec) -> list[str]:

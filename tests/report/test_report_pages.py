@@ -81,7 +81,8 @@ def test_everything_is_written(finished):
         "regimes",
     ]
     assert [path.name for path in report.tables] == [f"{name}.{s}" for name in tables for s in ("md", "tex", "csv")]
-    names = ["overview", "pathway-plane", "cosine-tiny-neox", "likelihoods-tiny-neox"]
+    names = ["overview", "pathway-plane", "pathways-and-band-tiny-neox", "cosine-tiny-neox"]
+    names += ["likelihoods-tiny-neox", "likelihoods-batch-tiny-neox"]
     names += [f"dynamics-tiny-neox-{name}" for name in ("dpo", "cpo", "dil-bce")]
     assert [path.name for path in report.figures] == [
         f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")
@@ -293,7 +294,10 @@ def test_figures_of_strange_records(store, monkeypatch, steps, value):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plots = list(draw_all(compare(collect(store, cells)), [], "nats"))
-    names = ["overview", "cosine-tiny-neox", "likelihoods-tiny-neox", "dynamics-tiny-neox-dpo"]
+    names = ["overview", "cosine-tiny-neox", "likelihoods-tiny-neox", "likelihoods-batch-tiny-neox"]
+    names += ["dynamics-tiny-neox-dpo"]
+    if math.isinf(value):  # ratios and cosines are there: the schematic can be drawn
+        names.insert(1, "pathways-and-band-tiny-neox")
     assert [plot.name for plot in plots] == names
 
 
