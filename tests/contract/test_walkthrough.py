@@ -57,7 +57,7 @@ def test_every_command_does_what_the_readme_says(tmp_path, model_cache, quick_ca
         _snippets(reader)
         reader.took["snippets"] = time.monotonic() - started
         assert (reader.folder / "rcray-store/experiments/quickstart/report.html").is_file()
-        assert (reader.folder / "runs-of-today/runs.jsonl").is_file()
+        assert (reader.folder / "runs-of-today/experiments/quickstart/ledger.json").is_file()
         assert (reader.folder / "ledger-report/report.html").is_file()
     with capsys.disabled():
         print("".join(f"\n{seconds:6.1f} s  {printed}" for printed, seconds in reader.took.items()))

@@ -242,7 +242,7 @@ def _shrink(experiments: Path, judge: str) -> None:
     def quickstart(content: dict[str, Any]) -> None:
         content["run"]["data"] |= {"train_pairs": 32, "eval_pairs": 16}  # four steps: a profile skips two
         content["evaluation"]["limit"] = DOCUMENTS
-        content["grid"]["objective"] = ["dpo", "cpo"]
+        content["grid"] = {"objective": ["dpo", "cpo"], "calibration.enabled": [False, True]}
 
     def alpaca_eval(content: dict[str, Any]) -> None:
         content["base"] = "quickstart.yaml"
