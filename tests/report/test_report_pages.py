@@ -81,7 +81,8 @@ def test_everything_is_written(finished):
         "regimes",
     ]
     assert [path.name for path in report.tables] == [f"{name}.{s}" for name in tables for s in ("md", "tex", "csv")]
-    names = ["overview", "pathway-plane", "cosine-tiny-neox", "likelihoods-tiny-neox"]
+    names = ["overview", "pathway-plane", "pathways-and-band-tiny-neox", "cosine-tiny-neox"]
+    names += ["likelihoods-tiny-neox", "likelihoods-batch-tiny-neox"]
     names += [f"dynamics-tiny-neox-{name}" for name in ("dpo", "cpo", "dil-bce")]
     assert [path.name for path in report.figures] == [
         f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")
