@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.interleaved import arguments, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
-from rcray.config.schema import CalibrationConfig
+from rcray.config.calibration import CalibrationConfig
 
 LOOK_EVERY = CalibrationConfig().look_every
 

@@ -9,8 +9,8 @@ from rcray.aggregate.groups import Setting, settings_of
 from rcray.aggregate.paper import TableSpec
 from rcray.aggregate.published import BASELINE, Place
 from rcray.config import RunConfig
+from rcray.config.calibration import CalibrationConfig
 from rcray.config.model import default_scores
-from rcray.config.schema import CalibrationConfig
 
 #: The EMA momentum of a row that does not name one.
 DEFAULT_BETA: float = CalibrationConfig.model_fields["ema_beta"].default

@@ -44,13 +44,13 @@ def repeats() -> tuple[Repeat, ...]:
         for place, scores in published.scores(spec.name).items():
             usual = replace(place, ema_beta=None) if place.ema_beta == DEFAULT_BETA else place
             seen.setdefault(usual, []).append((spec.name, scores))
-    found = []
+    different = []
     for place, printed in seen.items():
         for (one, first), (other, second) in itertools.pairwise(printed):
             both = {name: (_points(first[name]), _points(second[name])) for name in first if name in second}
             if any(a != b for a, b in both.values()):
-                found.append(Repeat(place, (one, other), both))
-    return tuple(found)
+                different.append(Repeat(place, (one, other), both))
+    return tuple(different)
 
 
 def _points(score: published.Score) -> float:

@@ -5,6 +5,11 @@ In a loop of your own::
     calibrator = Calibrator()
     result = calibrate(loss_fn, z_w, z_l, parameters=[model.lm_head.weight], calibrator=calibrator)
     result.loss.mean().backward()
+
+By the update that the optimizer really makes::
+
+    steering = UpdateSteering(optimizer)
+    result = calibrate(loss_fn, z_w, z_l, calibrator=steering)
 """
 
 from rcray.calibration.band import (
@@ -23,6 +28,7 @@ from rcray.calibration.band import (
     summarise,
 )
 from rcray.calibration.scores import Reduce, plain_scores, score_parameters
+from rcray.calibration.steering import Steered, UpdateSteering
 from rcray.calibration.wrap import Calibrated, calibrate, scale_gradient
 from rcray.objectives.base import Incentives, incentives
 
@@ -35,6 +41,8 @@ __all__ = [
     "Reduce",
     "Scores",
     "Statistics",
+    "Steered",
+    "UpdateSteering",
     "band",
     "calibrate",
     "incentives",

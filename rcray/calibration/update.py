@@ -17,16 +17,15 @@ flat and lie over the same coordinates: all that are trained, or a fixed random 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from rcray.config.calibration import LOSER_SHARE
 from rcray.records.columns import Pathway, pathway_of
 
-LOSER_SHARE = 0.75  # of the margin's growth; the default
-WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall; the default
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
 DRIFT_MEMORY = 64.0  # pairs
 RESPONSE_WEIGHT = 0.15  # of a new look in the average
@@ -104,6 +103,15 @@ class AdamPreview:
         m = self.m.mul(first).add_(gradient, alpha=1 - first).div_(self._unbiased)
         return m.div_(self._root(gradient)).mul_(-self.rate).sub_(self.decay)
 
+    def without(self, gradient: Tensor, ago: int) -> "AdamPreview":
+        """As if a gradient had not gone into the momentum; 1: that of the last step."""
+        first = self.betas[0]
+        return replace(self, m=self.m.sub(gradient, alpha=first ** (ago - 1) * (1 - first)))
+
+    def traces(self, gradient: Tensor, steps: int) -> Tensor:
+        """What a gradient has moved within so many steps, its own the first of them; scaled as the next one will be."""
+        return self.per_gradient(gradient).mul_(gradient).mul_(_geometric(self.betas[0], steps))
+
     def _root(self, gradient: Tensor | None) -> Tensor:
         second, steps = self.betas[1], self.steps
         if gradient is None:
@@ -137,6 +145,19 @@ class SgdPreview:
     def update(self, gradient: Tensor) -> Tensor:
         """The whole update, as torch.optim.SGD makes it."""
         return self.kept().add_(gradient, alpha=-self.rate)
+
+    def without(self, gradient: Tensor, ago: int) -> "SgdPreview":
+        """As if a gradient had not gone into the momentum; 1: that of the last step."""
+        return replace(self, buffer=self.buffer.sub(gradient, alpha=self.momentum ** (ago - 1)))
+
+    def traces(self, gradient: Tensor, steps: int) -> Tensor:
+        """What a gradient has moved within so many steps, its own the first of them."""
+        return gradient.mul(-self.rate * _geometric(self.momentum, steps))
+
+
+def _geometric(memory: float, steps: int) -> float:
+    """1 + memory + memory^2 + ..., so many terms."""
+    return (1 - memory**steps) / (1 - memory)
 
 
 @dataclass(frozen=True)
@@ -295,7 +316,7 @@ class UpdateCalibrator:
         wanted = memory.of(share) + drift.of(share) / HORIZON
         b_w, b_l = (b / preview.settles for b in self.response.of(share))
         if b_w > 0 and b_l > 0:
-            self.log_alpha = _bounded(math.log((math.sqrt(wanted**2 + 4 * b_w * b_l) - wanted) / (2 * b_w)))
+            self.log_alpha = _bounded(_solution(wanted, b_w, b_l))
         return self.log_alpha
 
     def state_dict(self) -> dict[str, Any]:
@@ -312,6 +333,12 @@ class UpdateCalibrator:
             return
         self.log_alpha, self.looks = float(state["log_alpha"]), int(state["looks"])
         self.response = Response(*state["response"]) if state["response"] else None
+
+
+def _solution(wanted: float, b_w: float, b_l: float) -> float:
+    """log alpha with wanted + alpha b_w - b_l / alpha = 0; of both forms of the root the one that does not cancel."""
+    root = math.sqrt(wanted**2 + 4 * b_w * b_l)
+    return math.log(2 * b_l / (root + wanted)) if wanted > 0 else math.log((root - wanted) / (2 * b_w))
 
 
 def _bounded(log_alpha: float) -> float:

@@ -2,23 +2,53 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from rcray.calibration.band import Calibration, Calibrator, mean_incentives, observe, statistics, summarise
 from rcray.calibration.scores import Reduce, plain_scores
+from rcray.calibration.steering import Steered, UpdateSteering
+from rcray.errors import ConfigError
 from rcray.objectives import Objective, PairLogps
 from rcray.objectives.base import PairLoss, incentives
 
+Report = TypeVar("Report", Calibration, Steered)
+
 
 @dataclass(frozen=True)
-class Calibrated:
+class Calibrated(Generic[Report]):
     """Losses per pair whose backward is calibrated, and what was decided about it."""
 
     loss: Tensor
-    report: Calibration
+    report: Report
+
+
+@overload
+def calibrate(
+    loss: Objective | PairLoss,
+    z_w: Tensor,
+    z_l: Tensor,
+    *,
+    calibrator: UpdateSteering,
+    parameters: None = None,
+    pairs: PairLogps | None = None,
+    reduce: Reduce | None = None,
+) -> Calibrated[Steered]: ...
+
+
+@overload
+def calibrate(
+    loss: Objective | PairLoss,
+    z_w: Tensor,
+    z_l: Tensor,
+    *,
+    calibrator: Calibrator | None,
+    parameters: Sequence[Tensor],
+    pairs: PairLogps | None = None,
+    reduce: Reduce | None = None,
+) -> Calibrated[Calibration]: ...
 
 
 def calibrate(
@@ -26,34 +56,44 @@ def calibrate(
     z_w: Tensor,
     z_l: Tensor,
     *,
-    parameters: Sequence[Tensor],
-    calibrator: Calibrator | None,
+    calibrator: Calibrator | UpdateSteering | None,
+    parameters: Sequence[Tensor] | None = None,
     pairs: PairLogps | None = None,
     reduce: Reduce | None = None,
-) -> Calibrated:
-    """Evaluates `loss` with its backward rescaled to the band's centre; the value is unchanged bit for bit.
+) -> Calibrated[Calibration] | Calibrated[Steered]:
+    """Evaluates `loss` with its backward calibrated; the value is unchanged bit for bit.
 
     Args:
         loss: `loss(z_w, z_l) -> [pairs]`, or an `Objective` (then give `pairs`, which holds reference and lengths).
         z_w: log-likelihoods of the chosen answers, [pairs], with their graph.
         z_l: the same of the rejected answers.
-        parameters: where the scores are measured, usually `[model.lm_head.weight]`.
-        calibrator: holds the averages between calls; None records the band and leaves the backward as it is.
-        pairs: the container an `Objective` reads; its z_w and z_l are replaced.
+        calibrator: holds the averages between calls: the published `Calibrator`, or an `UpdateSteering`, which was
+            given the optimizer. None records the band and leaves the backward as it is.
+        parameters: where the scores of the band are measured, usually `[model.lm_head.weight]`; an `UpdateSteering`
+            measures them over all that the optimizer trains.
+        pairs: the container an `Objective` reads; its z_w and z_l are replaced. With reference likelihoods in it, an
+            `UpdateSteering` holds the realised drift, otherwise what it foresaw of it.
         reduce: shares statistics between workers.
     """
     if pairs is None:
         unknown = torch.ones_like(z_w)
         pairs = PairLogps(z_w, z_l, n_w=unknown, n_l=unknown)
     pairs = pairs.with_z(z_w, z_l)
+    if isinstance(calibrator, UpdateSteering):
+        steered = calibrator.steer(loss, pairs, reduce)
+        return Calibrated(_scaled(loss, pairs, steered.alpha), steered)
+    if parameters is None:
+        raise ConfigError("calibrate: no parameters to measure scores at", fix="parameters=[model.lm_head.weight]")
     everywhere = len(z_w) if reduce is None else int(reduce.sum(torch.tensor(len(z_w), device=z_w.device)).item())
     scores = summarise(*plain_scores(z_w, z_l, parameters), reduce, pairs=everywhere)
     stats = statistics(*mean_incentives(incentives(loss, pairs), reduce), scores)
     report = calibrator.update(stats) if calibrator else observe(stats)
-    scaled_w, scaled_l = scale_gradient(z_w, report.alpha), scale_gradient(z_l, 1 / report.alpha)
-    if isinstance(loss, Objective):
-        return Calibrated(loss.loss(pairs.with_z(scaled_w, scaled_l)), report)
-    return Calibrated(loss(scaled_w, scaled_l), report)
+    return Calibrated(_scaled(loss, pairs, report.alpha), report)
+
+
+def _scaled(loss: Objective | PairLoss, pairs: PairLogps, alpha: float) -> Tensor:
+    scaled_w, scaled_l = scale_gradient(pairs.z_w, alpha), scale_gradient(pairs.z_l, 1 / alpha)
+    return loss.loss(pairs.with_z(scaled_w, scaled_l)) if isinstance(loss, Objective) else loss(scaled_w, scaled_l)
 
 
 def scale_gradient(z: Tensor, factor: float) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rcray.config.calibration import CalibrationConfig
 from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
@@ -35,60 +36,6 @@ def open_short_forms(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(opened.get(section), kind):
             opened[section] = {field: opened[section]}
     return opened
-
-
-class CalibrationConfig(Section):
-    """Reward calibration: whether, by what, and how what it steers by is measured.
-
-    `published` balances incentives against scores at the head or the last adapters, smoothed, as the paper does;
-    `update` steers by the update that the optimizer really makes, judged by pairs that were not trained on yet.
-    """
-
-    enabled: bool = False
-    kind: Literal["published", "update"] = Field("published", description="the paper's calibration, or by the update")
-    loser_share: float = Field(
-        0.75,
-        gt=0,
-        le=1,
-        description="kind update: what of the margin's growth the loser gives; 1: the winner stays put",
-    )
-    guard: Positive | None = Field(
-        None, description="nats per answer token that the winner may fall before alpha steps back; update: 0.5 if open"
-    )
-    look_every: int = Field(
-        10, ge=0, description="steps between two looks at fresh pairs, which predict and judge the update; 0: never"
-    )
-    look_pairs: int = Field(8, ge=1, description="pairs of a look")
-    ema_beta: float = Field(0.98, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
-    clip: bool = Field(True, description="keep the calibrated ratio inside the instantaneous band")
-    granularity: Literal["microbatch", "step"] = Field("microbatch", description="over what the statistics are taken")
-    scores: Literal["head", "sketch", "adapters", "full"] = Field(
-        "head", description="whose gradients stand for s_w and s_l; adapters where only those are trained"
-    )
-    record_full: bool = Field(
-        False, description="record the band over all parameters beside it, also written scores: [head, full]; slow"
-    )
-
-    @model_validator(mode="after")
-    def _update_takes_looks(self) -> "CalibrationConfig":
-        if self.steers_by_update and self.look_every == 0:
-            raise ValueError("look_every 0: kind 'update' steers by looks; use 1 or more")
-        return self
-
-    @property
-    def steers_by_update(self) -> bool:
-        """Whether alpha comes from the update that is made."""
-        return self.enabled and self.kind == "update"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _open_pair_of_scores(cls, given: Any) -> Any:
-        if isinstance(given, dict) and isinstance(given.get("scores"), (list, tuple)):
-            named = list(given["scores"])
-            if len(named) != 2 or named[1] != "full":
-                raise ValueError(f"scores {named!r} is not one estimator, or one and full: [head, full]")
-            return {**given, "scores": named[0], "record_full": True}
-        return given
 
 
 class TrainConfig(Section):

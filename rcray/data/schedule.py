@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from rcray.config.calibration import FIRST_LOOKS
 from rcray.config.schema import RunConfig
 from rcray.errors import ConfigError
 
-FIRST_LOOKS = 20  # steps that begin with a look each
 WINDOW_BATCHES = 64  # batches whose pairs are sorted together: more, less padding; fewer, more mixing
 
 
@@ -109,7 +109,7 @@ class LookSchedule:
         """Positions of the pairs of the look at this step; None where there is none. Later looks see later pairs.
 
         They lie in the last quarter of the epoch. Where training has come there, the pairs of the next batch are taken;
-        after the last batch those that were trained on longest ago.
+        where too few are left, those that were trained on longest ago, but never the step's own.
         """
         epoch, position = divmod(step, self.schedule.steps_per_epoch)
         number = self._number(epoch, position)
@@ -118,12 +118,11 @@ class LookSchedule:
         order = self.schedule._order(epoch)
         size = self.schedule.batch_size
         used = self.schedule.steps_per_epoch * size
-        count = min(self.pairs, used)
+        count = min(self.pairs, used - size or used)  # beside a single batch there is no other pair
         room = max(count, min(self._count(epoch) * count, used // 4 // count * count))
         first = max(used - room + number * count % room, (position + 1) * size)
-        if first + count > used:
-            first = 0
-        return [int(row) for row in order[first : first + count]]
+        others = np.concatenate([order[first:used], order[: position * size]])
+        return [int(row) for row in (others if len(others) else order)[:count]]
 
     def _number(self, epoch: int, position: int) -> int | None:
         """How many looks came before this one in its epoch; None where there is no look."""

@@ -18,6 +18,13 @@ Logged beside TRL's metrics (means over the logging interval, of the batches whe
     band/clipped      share of batches whose factor was held back
 
 Statistics are taken per micro-batch over all processes. The averages are saved in each checkpoint.
+
+With `calibrator=UpdateSteering()` the factor is chosen by the update that the trainer's optimizer really makes. The
+trainer gives it the optimizer and `max_grad_norm`; in place of the band it logs:
+
+    update/log_alpha  log of the factor
+    update/drift_w    how far chosen answers are from where training began, before they are trained on; nats
+    update/drift_l    the same of rejected answers
 """
 
 import json
@@ -29,9 +36,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rcray.calibration import Calibration, Calibrator, calibrate, score_parameters
+from rcray.calibration import Calibration, Calibrator, Steered, UpdateSteering, calibrate, score_parameters
 from rcray.calibration.scores import Estimator
 from rcray.errors import ConfigError
+from rcray.objectives import PairLogps
 
 try:
     from trl import DPOTrainer
@@ -41,6 +49,7 @@ except ImportError as error:  # pragma: no cover
     ) from error
 
 STATE_FILE = "reward_calibration.json"
+STEERING_FILE = "update_steering.pt"
 
 
 class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
@@ -48,7 +57,8 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
 
     Args:
         *args: as for `trl.DPOTrainer`.
-        calibrator: the averages and the factor; None logs the band and leaves training exactly as TRL's.
+        calibrator: the averages and the factor, published (`Calibrator`) or by the update (`UpdateSteering`, made
+            without an optimizer); None logs the band and leaves training exactly as TRL's.
         scores: where the score directions are measured: `head`, `sketch`, `adapters`, `full`, or the parameters
             themselves; None: the head where it is trained, else the last adapters (LoRA, QLoRA).
         **kwargs: as for `trl.DPOTrainer`.
@@ -57,7 +67,7 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
     def __init__(
         self,
         *args: Any,
-        calibrator: Calibrator | None = None,
+        calibrator: Calibrator | UpdateSteering | None = None,
         scores: Estimator | Sequence[nn.Parameter] | None = None,
         **kwargs: Any,
     ):
@@ -68,8 +78,18 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
                 fix="leave ld_alpha unset",
             )
         self.calibrator = calibrator
+        # A reference of the user's own may lie anywhere; TRL's is the model where training begins.
+        self._begins_at_reference = kwargs.get("ref_model", args[1] if len(args) > 1 else None) is None
         policy: nn.Module = self.model  # type: ignore[assignment]
         self._score_parameters = _score_parameters(policy, scores)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """As the trainer makes it; steering by its updates begins here."""
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if isinstance(self.calibrator, UpdateSteering):
+            self.calibrator.clip_norm = self.args.max_grad_norm or math.inf
+            self.calibrator.attach(optimizer)
+        return optimizer
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not torch.is_grad_enabled():
@@ -91,13 +111,13 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         loss = result[0] if return_outputs else result
         report = self._calibrate(loss, seen[0], inputs["completion_mask"][:, 1:])
         self._record(report)
-        if self.calibrator is not None and report.skipped is None:
+        if self.calibrator is not None and (isinstance(report, Steered) or report.skipped is None):
             half = len(seen[0]) // 2
             factors = loss.new_tensor([report.alpha] * half + [1 / report.alpha] * half)
             seen[0].register_hook(lambda grad: grad * factors[:, None])
         return result
 
-    def _calibrate(self, loss: Tensor, log_probs: Tensor, mask: Tensor) -> Calibration:
+    def _calibrate(self, loss: Tensor, log_probs: Tensor, mask: Tensor) -> Calibration | Steered:
         """What `calibrate` decides for the first-order expansion of TRL's loss in the likelihoods of this batch."""
         tokens = mask.shape[1]
         half = len(log_probs) // 2
@@ -106,16 +126,34 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         slope = (slopes[:, -tokens:] * mask).sum(1) / mask.sum(1)
         z_w, z_l = (log_probs[:, -tokens:] * mask).sum(1).split(half)
         slope_w, slope_l = (slope * half).split(half)  # TRL's loss is the mean over pairs, an incentive is per pair
-        return calibrate(
-            lambda w, l: slope_w * w + slope_l * l,  # noqa: E741  the paper's letters
-            z_w,
-            z_l,
-            parameters=self._score_parameters,
-            calibrator=self.calibrator,
-            reduce=_Processes(self.accelerator) if self.accelerator.num_processes > 1 else None,
-        ).report
+        reduce = _Processes(self.accelerator) if self.accelerator.num_processes > 1 else None
 
-    def _record(self, report: Calibration) -> None:
+        def expansion(w: Tensor, l: Tensor) -> Tensor:  # noqa: E741  the paper's letters
+            return slope_w * w + slope_l * l
+
+        if isinstance(self.calibrator, UpdateSteering):
+            pairs = self._against_reference(z_w, z_l)
+            return calibrate(expansion, z_w, z_l, calibrator=self.calibrator, pairs=pairs, reduce=reduce).report
+        parameters = self._score_parameters
+        return calibrate(expansion, z_w, z_l, parameters=parameters, calibrator=self.calibrator, reduce=reduce).report
+
+    def _against_reference(self, z_w: Tensor, z_l: Tensor) -> PairLogps | None:
+        """The pairs with the mean drift that TRL just logged as rewards; only their mean is read."""
+        if not self._begins_at_reference or not self.beta:
+            return None
+        logged = self._metrics["train"]
+        ref_w, ref_l = (
+            z.detach() - logged[f"rewards/{side}"][-1] / self.beta for z, side in ((z_w, "chosen"), (z_l, "rejected"))
+        )
+        tokens = torch.ones_like(z_w)  # not read
+        return PairLogps(z_w, z_l, tokens, tokens, ref_w, ref_l)
+
+    def _record(self, report: Calibration | Steered) -> None:
+        if isinstance(report, Steered):
+            drift = {"drift_w": report.drift.w, "drift_l": report.drift.l}
+            for name, value in {"log_alpha": report.log_alpha, **drift}.items():
+                self._metrics["train"][f"update/{name}"].append(value)
+            return
         values = {
             "log_r": report.stats.log_r,
             "log_r_star": report.band.log_r_star,
@@ -132,21 +170,29 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.calibrator is not None and self.args.should_save:
-            folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        if self.calibrator is None or not self.args.should_save:
+            return
+        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        if isinstance(self.calibrator, UpdateSteering):
+            torch.save(self.calibrator.state_dict(), folder / STEERING_FILE)
+        else:
             (folder / STATE_FILE).write_text(json.dumps(self.calibrator.state_dict()))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.calibrator is None:
             return
-        state = Path(resume_from_checkpoint) / STATE_FILE
+        name = STEERING_FILE if isinstance(self.calibrator, UpdateSteering) else STATE_FILE
+        state = Path(resume_from_checkpoint) / name
         if not state.exists():
             raise ConfigError(
-                f"{resume_from_checkpoint} holds no {STATE_FILE}: it was written without calibration",
-                fix="resume it with calibrator=None, or start a new run",
+                f"{resume_from_checkpoint} holds no {name}: it was written without calibration, or with another kind",
+                fix="resume it with calibrator=None or the kind it was written with, or start a new run",
             )
-        self.calibrator.load_state_dict(json.loads(state.read_text()))
+        if isinstance(self.calibrator, UpdateSteering):
+            self.calibrator.load_state_dict(torch.load(state, weights_only=True, map_location="cpu"))
+        else:
+            self.calibrator.load_state_dict(json.loads(state.read_text()))
 
 
 def _score_parameters(policy: nn.Module, scores: Estimator | Sequence[nn.Parameter] | None) -> list[Tensor]:

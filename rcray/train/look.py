@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from rcray.calibration.preview import Coordinates, preview_of
 from rcray.calibration.scores import Gradients, Reduce
 from rcray.calibration.update import AdamPreview, Foreseen, Move, SgdPreview, UpdateCalibrator, seen_by
 from rcray.data.batch import Batch
@@ -21,9 +21,6 @@ from rcray.models.capabilities import capabilities_of
 from rcray.objectives import objective
 from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.micro import PlainPart, Policy, ReadOff
-
-#: Coordinates that a look keeps at most; of more, a fixed random share stands for the rest.
-MOST_COORDINATES = 2**21
 
 
 @dataclass(frozen=True)
@@ -44,43 +41,6 @@ class Look:
     drift: Move
     pairs: int
     predicted: Move | None  # their move since the last look, to first order; None at the first
-
-
-class Coordinates:
-    """Which entries of the trained parameters a look reads: all, or a share drawn once."""
-
-    def __init__(self, parameters: Sequence[Tensor], rank: int, reduce: Reduce | None, most: int = MOST_COORDINATES):
-        sharded = any(isinstance(p, DTensor) for p in parameters)
-        self.reduce = reduce if sharded else None  # whole parameters are the same on every worker
-        # Of a sharded model each worker reads its shards; what all of them hold is read by the first.
-        self.mine = [isinstance(p, DTensor) or not sharded or rank == 0 for p in parameters]
-        everything = sum(p.numel() for p in parameters)
-        self.share = min(1.0, most / everything)
-        self.index: list[Tensor | None] = [None] * len(parameters)
-        if self.share < 1:
-            generator = torch.Generator().manual_seed(0)
-            for i, p in enumerate(parameters):
-                count = _local(p).numel()
-                drawn = torch.randperm(count, generator=generator)[: round(self.share * count)]
-                self.index[i] = drawn.sort().values.to(_local(p).device)
-
-    def flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        """These entries of one tensor per parameter, as one vector."""
-        parts = [
-            _local(tensor.detach()).reshape(-1) if index is None else _local(tensor.detach()).reshape(-1)[index]
-            for tensor, index, mine in zip(tensors, self.index, self.mine, strict=True)
-            if mine
-        ]
-        return torch.cat([part.float() for part in parts])
-
-    def total(self, partial: Tensor) -> Tensor:
-        """From a product over these entries to one over all."""
-        whole = partial if self.reduce is None else self.reduce.sum(partial)
-        return whole / self.share
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Looks:
@@ -164,30 +124,3 @@ class Looks:
     def preview(self) -> AdamPreview | SgdPreview | None:
         """What the optimizer would do next."""
         return preview_of(self.optimizer, self.parameters, self.coordinates)
-
-
-def preview_of(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], coordinates: Coordinates
-) -> AdamPreview | SgdPreview | None:
-    """What this optimizer would do next; None where its memory cannot be read (8-bit moments)."""
-    group: dict[str, Any] = optimizer.param_groups[0]
-    flat = coordinates.flat
-    states = [optimizer.state.get(p, {}) for p in parameters]
-
-    def kept(name: str) -> Tensor:
-        """A moment of every parameter; zero before the first step."""
-        return flat(
-            [
-                s[name] if s.get(name) is not None else torch.zeros_like(p)
-                for s, p in zip(states, parameters, strict=True)
-            ]
-        )
-
-    decays = [g["lr"] * g.get("weight_decay", 0.0) for g in optimizer.param_groups for _ in g["params"]]
-    decay = flat([p.detach() * d for p, d in zip(parameters, decays, strict=True)]) if any(decays) else 0.0
-    if isinstance(optimizer, torch.optim.SGD):
-        return SgdPreview(kept("momentum_buffer"), group["lr"], group["momentum"], decay)
-    if isinstance(optimizer, torch.optim.AdamW):
-        steps = int(states[0].get("step", 0))
-        return AdamPreview(kept("exp_avg"), kept("exp_avg_sq"), steps, group["lr"], group["betas"], group["eps"], decay)
-    return None

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from rcray.calibration import Calibrator, score_parameters
-from rcray.calibration.update import WINNER_GUARD, UpdateCalibrator
+from rcray.calibration.update import UpdateCalibrator
 from rcray.config import RunConfig
-from rcray.config.schema import CalibrationConfig, TrainConfig
+from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
+from rcray.config.schema import TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError

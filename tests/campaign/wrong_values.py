@@ -13,11 +13,12 @@ from typing import Any
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from rcray.config.calibration import CalibrationConfig
 from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.model import ModelConfig
 from rcray.config.objectives import BUILT_IN
-from rcray.config.schema import CalibrationConfig, ExecutionConfig, TrainConfig
+from rcray.config.schema import ExecutionConfig, TrainConfig
 from rcray.config.search import SearchConfig
 
 #: Sections of `run`, by their path; an objective's depends on its name.

@@ -62,12 +62,14 @@ def test_a_finished_run_is_left_alone(store):
 )
 def test_eight_micro_batches_of_one_equal_one_of_eight(store, tmp_path, objective, kind):
     """With statistics over the whole step, how it is cut into micro-batches does not matter."""
-    results = []
+    results, foreseen = [], kind == "update"
     for micro in (1, 8):
         config = small_config(
             objective=objective,
             calibration={"enabled": True, "kind": kind, "granularity": "step"},
-            train={"micro_batch_size": micro},
+            # Adam's first update is the sign of a gradient, which its last bit may turn: where such updates are also
+            # foreseen, two equal runs part within a few steps. Descent has no such edge.
+            train={"micro_batch_size": micro, **({"optimizer": "sgd", "learning_rate": 0.01} if foreseen else {})},
         )
         place = Store.open(tmp_path / f"micro-{micro}")
         (place.root / "cache").symlink_to(store.cache)
@@ -75,8 +77,7 @@ def test_eight_micro_batches_of_one_equal_one_of_eight(store, tmp_path, objectiv
         results.append((weights(place, config), records(place, config)))
     (weights_1, records_1), (weights_8, records_8) = results
     for name in ("loss", "z_w", "log_r", "log_r_star", "rho", "log_alpha", "grad_norm"):
-        # Adam's first update is the sign of a gradient: where a look foresees it, the last bit of an entry may turn it.
-        assert (records_1[name] - records_8[name]).abs().max() < (1e-3 if kind == "update" else 1e-4), name
+        assert (records_1[name] - records_8[name]).abs().max() < (1e-3 if name == "log_alpha" else 1e-4), name
     # Adam divides by the root of tiny second moments, so weights agree less tightly than gradients.
     assert max((weights_1[n] - weights_8[n]).abs().max() for n in weights_1) < 1e-4
 

@@ -54,7 +54,9 @@ def test_closed_logs_equal_logs_of_autograd(name, batch):
     closed = bound.formula.log_incentives(pairs, bound.params)
     found = incentives(bound, pairs)
     for log_d, d in zip(closed, (found.d_w, found.d_l), strict=True):
-        assert log_d.tolist() == pytest.approx(d.abs().log().tolist(), rel=1e-9, abs=1e-9)
+        lost = log_d.isfinite() & (log_d < -600)  # autograd's incentive is on its way to 0, or there
+        assert (d[lost].abs() < 1e-250).all()
+        assert log_d[~lost].tolist() == pytest.approx(d[~lost].abs().log().tolist(), rel=1e-9, abs=1e-9)
 
 
 def log_s(u):

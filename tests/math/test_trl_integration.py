@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 
-from rcray.calibration import Calibrator
+from rcray.calibration import Calibrator, UpdateSteering
 from rcray.errors import ConfigError
 from rcray.integrations.trl import STATE_FILE, CalibratedDPOTrainer
 
@@ -55,7 +55,7 @@ def weights(tokenizer):
 def build(tokenizer, weights, tmp_path):
     data = Dataset.from_list([{"prompt": p, "chosen": c, "rejected": r} for p, c, r in PAIRS])
 
-    def build(kind=CalibratedDPOTrainer, *, more=None, model=None, **settings):
+    def build(kind=CalibratedDPOTrainer, *, more=None, model=None, own_reference=True, **settings):
         defaults = {
             "output_dir": str(tmp_path / "out"), "use_cpu": True, "bf16": False, "report_to": "none", "max_steps": 2,
             "per_device_train_batch_size": 2, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no",
@@ -67,9 +67,14 @@ def build(tokenizer, weights, tmp_path):
                 parameter *= 1.05
         if model is not None:  # with adapters: without them it is its own reference
             reference = None
+        elif own_reference:
+            model = copy.deepcopy(weights)
+        else:  # TRL loads its reference from where the model was loaded from
+            weights.save_pretrained(tmp_path / "start")
+            model, reference = MistralForCausalLM.from_pretrained(tmp_path / "start"), None
         return kind(
-            model or copy.deepcopy(weights), reference, args=DPOConfig(**(defaults | settings)), train_dataset=data,
-            eval_dataset=data, processing_class=tokenizer, **(more or {}),
+            model, reference, args=DPOConfig(**(defaults | settings)), train_dataset=data, eval_dataset=data,
+            processing_class=tokenizer, **(more or {}),
         )  # fmt: skip
 
     return build
@@ -227,3 +232,39 @@ def test_a_lora_model_is_measured_at_its_adapters(build, weights):
     with pytest.raises(ConfigError, match="scores='head' needs a trainable output head") as refused:
         build(model=adapted(), more={"scores": "head"})
     assert "calibration" not in str(refused.value) and "scores=adapters" in refused.value.fix
+
+
+def test_steering_by_the_update_takes_the_trainers_optimizer(build):
+    """Factors come from the first looks on; TRL's own reference is where training begins, so drift starts at zero."""
+    steering = UpdateSteering()
+    ours = build(more={"calibrator": steering}, max_steps=6, max_grad_norm=1.0, own_reference=False)
+    plain = build(DPOTrainer, max_steps=6, max_grad_norm=1.0, own_reference=False)
+    ours.train(), plain.train()
+    assert steering.optimizer is not None and steering.steps == 6 and steering.clip_norm == 1.0
+    logged = steps(ours)
+    assert logged[0]["loss"] == steps(plain)[0]["loss"] and logged[0]["update/log_alpha"] == 0.0
+    assert abs(logged[0]["update/drift_w"]) < 1e-4 and not any(name.startswith("band/") for name in logged[0])
+    assert any(abs(step["update/log_alpha"]) > 1e-2 for step in logged)
+    assert logged[-1]["loss"] != steps(plain)[-1]["loss"]
+    assert all(p.isfinite().all() for p in ours.model.parameters())
+
+
+def test_steering_counts_optimizer_steps_not_micro_batches(build):
+    steering = UpdateSteering()
+    build(more={"calibrator": steering}, gradient_accumulation_steps=2, max_steps=2).train()
+    assert steering.steps == 2 and steering.rule.looks == 1 and steering.realised.weight == 0
+
+
+def test_steering_resumes_as_if_it_had_not_stopped(build, tmp_path):
+    whole = UpdateSteering()
+    trainer = build(more={"calibrator": whole}, max_steps=4, save_strategy="steps", save_steps=2)
+    trainer.train()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    resumed = UpdateSteering()
+    again = build(more={"calibrator": resumed}, max_steps=4)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.rule.state_dict() == whole.rule.state_dict() and resumed.foreseen == whole.foreseen
+    for (name, theirs), mine in zip(trainer.model.named_parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(theirs, mine), name
+    with pytest.raises(ConfigError, match="another kind"):
+        build(more={"calibrator": Calibrator()}).train(resume_from_checkpoint=str(checkpoint))

@@ -82,11 +82,12 @@ def test_an_objective_of_ones_own_runs_through_the_quickstart_grid(one_ray, stor
     sweep_here(file, store, *settings, "--no-tracking")
 
     cells = expand(load_experiment(file), overrides)
-    assert [cell.config.calibration.enabled for cell in cells] == [False, True]
-    without, with_rc = (read_dynamics(store.run(cell.run_id).dynamics).to_pandas() for cell in cells)
-    for rows in (without, with_rc):
+    assert [cell.config.calibration.enabled for cell in cells] == [False, True, True]
+    without, with_rc, by_update = (read_dynamics(store.run(cell.run_id).dynamics).to_pandas() for cell in cells)
+    for rows in (without, with_rc, by_update):
         assert (rows["d_w"] > rows["d_l"]).all()
         assert rows["rho"].between(-1, 1).all()
     assert (without["log_alpha"] == 0).all()
     assert (with_rc["log_alpha"] < 0).all()  # the winner's pull is the stronger one, so it is reined in
     assert with_rc["slack"].mean() > without["slack"].mean()
+    assert (by_update["log_alpha"] != 0).any() and by_update["pathway_predicted"].astype(bool).any()

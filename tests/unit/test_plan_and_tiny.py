@@ -27,7 +27,7 @@ def loaded(*names):
 
 def test_shared_cells_are_counted_once(tmp_path):
     plan = make_plan(loaded("main", "epochs", "pythia", "ema", "alpaca-eval"), tmp_path, None)
-    assert len(plan.cells) == 28 + 2 + 18 + 4
+    assert len(plan.cells) == 28 + 3 + 18 + 4  # two epochs, and the start model
     shared = [planned.experiments for planned in plan.cells.values() if len(planned.experiments) > 1]
     assert ["pythia", "ema", "alpaca-eval"] in shared
     assert not plan.conflicts
@@ -41,7 +41,7 @@ def test_done_cells_are_not_counted_again(tmp_path):
     after = make_plan(files, tmp_path, None)
     assert after.done == 1
     assert after.gpu_hours == pytest.approx(before.gpu_hours - before.cells[key].cost.gpu_hours)
-    assert "4 unique cells, 1 done" in summary(after)
+    assert "5 unique cells, 1 done" in summary(after)
 
 
 def test_conflicts_are_named(tmp_path):
@@ -50,7 +50,7 @@ def test_conflicts_are_named(tmp_path):
     other.write_text(text.replace("model: mistral-7b", "model: mistral-7b\n  execution: {cpus_per_worker: 2}"))
     experiment = load_experiment(other)
     plan = make_plan([*loaded("epochs"), (other, experiment, expand(experiment))], tmp_path, None)
-    assert len(plan.cells) == 4, "how a cell is carried out is not part of it"
+    assert len(plan.cells) == 5, "how a cell is carried out is not part of it"
     assert any("both named 'epochs'" in text for text in plan.conflicts)
     assert any("differently (4 CPU, 1 GPU" in text for text in plan.conflicts)
 
@@ -65,7 +65,7 @@ def test_a_share_of_a_gpu_must_hold_the_cell(tmp_path):
 
 def test_a_cluster_without_room_is_named(tmp_path):
     plan = make_plan(loaded("epochs"), tmp_path, [NodeKind("cpu", {"CPU": 64}, 10)])
-    assert len(plan.conflicts) == 4
+    assert len(plan.conflicts) == 5
     assert "no node type of the cluster file has room" in plan.conflicts[0]
 
 

@@ -1,0 +1,220 @@
+"""Calibration by the update that is really made, for a loop of one's own: to it the optimizer is given.
+
+    steering = UpdateSteering(optimizer)
+    result = calibrate(loss_fn, z_w, z_l, calibrator=steering)
+    result.loss.mean().backward()
+
+There are no pairs to look at but the batches themselves, so each is looked at before it is trained on: its mean scores,
+by two extra gradients, judge the optimizer's memory, and those of the last batch that was looked at judge what the two
+branches of this one will do. No batch judges a gradient of its own. Between two looks nothing is differentiated.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rcray.calibration.preview import Coordinates, preview_of
+from rcray.calibration.scores import Reduce, branch_gradients
+from rcray.calibration.update import (
+    AdamPreview,
+    Drift,
+    Foreseen,
+    Move,
+    SgdPreview,
+    UpdateCalibrator,
+    seen_by,
+)
+from rcray.config.calibration import FIRST_LOOKS, LOOK_EVERY, LOSER_SHARE
+from rcray.errors import ConfigError
+from rcray.objectives import Objective, PairLogps
+from rcray.objectives.base import PairLoss, incentives
+
+
+@dataclass(frozen=True)
+class Steered:
+    """What was decided for a step."""
+
+    log_alpha: float
+    drift: Move  # of pairs before they are trained on, since training began
+    looked: bool  # whether this batch was looked at
+    guarding: bool  # whether the winner fell past the guard
+
+    @property
+    def alpha(self) -> float:
+        """The factor of the winner's gradient; the loser's is its inverse."""
+        return math.exp(self.log_alpha)
+
+
+class UpdateSteering:
+    """Keeps c z_w + (1 - c) z_l where training began, c the loser's share; see `UpdateCalibrator`.
+
+    Args:
+        optimizer: torch's AdamW or SGD over everything that is trained; may be given later, by `attach`.
+        loser_share: what of the margin's growth the loser gives; 1: the winner stays where it is.
+        look_every: optimizer steps between two looks, which cost two gradients each.
+        clip_norm: the norm to which your loop clips the gradient.
+        guard: nats that the winners may fall before they are all that counts, until they are back; None: any.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        loser_share: float = LOSER_SHARE,
+        look_every: int = LOOK_EVERY,
+        clip_norm: float = math.inf,
+        guard: float | None = None,
+    ):
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.parameters: list[nn.Parameter] = []
+        self.rule = UpdateCalibrator(loser_share)
+        self.look_every, self.clip_norm, self.guard = look_every, clip_norm, guard
+        self.steps = 0  # that the optimizer made
+        self.realised = Drift()  # against reference likelihoods, where they are given
+        self.foreseen = Move(0.0, 0.0)  # to first order, added up from look to look, where they are not
+        self.last: dict[str, Tensor] = {}  # weights and gradient of the last look
+        self.last_step = 0
+        self.report: Steered | None = None  # of the coming step, once it is decided
+        self.micro_batches = 0  # of the coming step, so far
+        self._share = 1.0  # of a step's gradient that comes from one micro-batch
+        if optimizer is not None:
+            self.attach(optimizer)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the optimizer, and counts its steps from now on."""
+        if optimizer is self.optimizer:
+            return
+        self.optimizer = optimizer
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        self.parameters = [p for p in every if p.requires_grad]
+        self.coordinates = Coordinates(self.parameters, 0, None)
+        self._preview()  # refuses at once what cannot be read
+        self._place()
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def _place(self) -> None:
+        """Brings what a checkpoint held to where the model is."""
+        device = self.parameters[0].device
+        self.rule.score_w, self.rule.score_l = (
+            s if s is None else s.to(device) for s in (self.rule.score_w, self.rule.score_l)
+        )
+        self.last = {name: tensor.to(device) for name, tensor in self.last.items()}
+
+    def _stepped(self) -> None:
+        self.steps += 1
+        self._share = 1 / max(self.micro_batches, 1)
+        self.report, self.micro_batches = None, 0
+
+    @property
+    def drift(self) -> Move:
+        """How far pairs are from where training began, before they are trained on."""
+        return self.realised.mean if self.realised.weight else self.foreseen
+
+    def steer(self, loss: Objective | PairLoss, pairs: PairLogps, reduce: Reduce | None = None) -> Steered:
+        """log alpha of the coming step, from its first micro-batch; the others get the same."""
+        self.micro_batches += 1
+        if self.report is not None:
+            return self.report
+        if self.optimizer is None:
+            raise ConfigError("UpdateSteering has no optimizer to steer by", fix="UpdateSteering(optimizer)")
+        count = _total(torch.tensor([float(len(pairs.z_w))], device=pairs.z_w.device), reduce)[0]
+        if pairs.ref_w is not None and pairs.ref_l is not None:
+            ahead = torch.stack([pairs.zt_w.detach().sum(), pairs.zt_l.detach().sum()]).double()
+            self.realised.add(int(count), Move(*(value / count for value in _total(ahead, reduce))))
+        looks = self.steps < FIRST_LOOKS or self.steps % self.look_every == 0
+        coming = self._look(loss, pairs, count, reduce) if looks else None
+        guarding = self.guard is not None and self.drift.w < -self.guard
+        preview = coming.preview if coming else self._between()
+        log_alpha = self.rule.decide(preview, self.coordinates.total, self.drift, guarding=guarding)
+        if coming:
+            self.last["gradient"], self.last_step = coming.gradient(log_alpha)[0], self.steps
+        self.report = Steered(log_alpha, self.drift, looks, guarding)
+        return self.report
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know; numbers and tensors, for `torch.save` beside the optimizer's own."""
+        return {
+            "rule": self.rule.state_dict(),
+            "steps": self.steps,
+            "last_step": self.last_step,
+            "share": self._share,
+            "realised": [self.realised.w, self.realised.l, self.realised.weight],
+            "foreseen": [self.foreseen.w, self.foreseen.l],
+            "scores": [self.rule.score_w, self.rule.score_l],
+            "last": self.last,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave."""
+        self.rule.load_state_dict(state["rule"])
+        self.steps, self.last_step, self._share = state["steps"], state["last_step"], state["share"]
+        self.realised, self.foreseen = Drift(*state["realised"]), Move(*state["foreseen"])
+        self.rule.score_w, self.rule.score_l = state["scores"]
+        self.last = dict(state["last"])
+        self.report, self.micro_batches = None, 0
+        if self.optimizer is not None:
+            self._place()
+
+    def _look(self, loss: Objective | PairLoss, pairs: PairLogps, count: float, reduce: Reduce | None) -> Foreseen:
+        """The batch before it is trained on; the last one that was looked at judges its branches."""
+        score_w, score_l = (self._score(z, count, reduce) for z in (pairs.z_w, pairs.z_l))
+        weights = self.coordinates.flat(self.parameters)
+        if self.last:
+            self._add_way(score_w, score_l, weights - self.last["weights"])
+        self.last = {"weights": weights}
+        per_pair = incentives(loss, pairs)
+        sums = torch.stack([per_pair.d_w.sum(), per_pair.d_l.sum()]).double()
+        d_w, d_l = (value / count for value in _total(sums, reduce))
+        judge_w, judge_l = self.rule.score_w, self.rule.score_l
+        # In a branch all pairs weigh the same: so one gradient a side gives both scores and branches.
+        coming = Foreseen(
+            score_w if judge_w is None else judge_w,
+            score_l if judge_l is None else judge_l,
+            score_w * -d_w,
+            score_l * d_l,
+            self._preview(),
+            self.clip_norm,
+            self.coordinates.total,
+        )
+        if judge_w is not None:
+            self.rule.look(coming)
+        self.rule.score_w, self.rule.score_l = score_w, score_l
+        return coming
+
+    def _add_way(self, score_w: Tensor, score_l: Tensor, way: Tensor) -> None:
+        """Adds the move since the last look, by the mean of both ends; each leaves out what its own batch moved."""
+        assert self.rule.score_w is not None and self.rule.score_l is not None
+        own = self._preview().traces(self.last["gradient"] * self._share, self.steps - self.last_step)
+        total = self.coordinates.total
+        ends = seen_by(score_w, score_l, way, total), seen_by(self.rule.score_w, self.rule.score_l, way - own, total)
+        self.foreseen = Move(
+            self.foreseen.w + sum(end.w for end in ends) / 2, self.foreseen.l + sum(end.l for end in ends) / 2
+        )
+
+    def _between(self) -> AdamPreview | SgdPreview:
+        """The memory without the gradient of the batch that judges it, which was trained on since."""
+        return self._preview().without(self.last["gradient"] * self._share, self.steps - self.last_step)
+
+    def _score(self, z: Tensor, count: float, reduce: Reduce | None) -> Tensor:
+        """Gradient of the mean likelihood of a side, over all workers."""
+        seed = torch.full_like(z, 1 / count)
+        flat = self.coordinates.flat(branch_gradients(z, self.parameters, seed, keep_graph=True))
+        return flat if reduce is None else reduce.sum(flat)
+
+    def _preview(self) -> AdamPreview | SgdPreview:
+        assert self.optimizer is not None
+        preview = preview_of(self.optimizer, self.parameters, self.coordinates)
+        if preview is None:
+            raise ConfigError(
+                f"UpdateSteering cannot read the memory of {type(self.optimizer).__name__} as it is set",
+                fix="use torch.optim.AdamW or SGD, plain; or steer by `Calibrator`",
+            )
+        return preview
+
+
+def _total(values: Tensor, reduce: Reduce | None) -> list[float]:
+    total: list[float] = (values if reduce is None else reduce.sum(values)).tolist()
+    return total

@@ -1,0 +1,359 @@
+"""The update that is really made: previews against torch's own optimizers, the true band, and the rule that steers."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rcray.calibration.preview import Coordinates, preview_of
+from rcray.calibration.update import (
+    HORIZON,
+    WIDEST_LOG_ALPHA,
+    AdamPreview,
+    Foreseen,
+    Move,
+    Response,
+    SgdPreview,
+    UpdateCalibrator,
+)
+from rcray.data.schedule import FIRST_LOOKS, LookSchedule, Schedule
+
+SIZE, STEPS = 40, 12
+ADAM = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
+
+
+def whole(product):
+    """No worker and no coordinate is left out."""
+    return product
+
+
+def adam_preview(optimizer, parameter):
+    group, state = optimizer.param_groups[0], optimizer.state.get(parameter, {})
+    zero = torch.zeros_like(parameter)
+    return AdamPreview(
+        state.get("exp_avg", zero), state.get("exp_avg_sq", zero), int(state.get("step", 0)), group["lr"],
+        group["betas"], group["eps"], parameter.detach() * group["lr"] * group["weight_decay"],
+    )  # fmt: skip
+
+
+def sgd_preview(optimizer, parameter):
+    group, buffer = optimizer.param_groups[0], optimizer.state.get(parameter, {}).get("momentum_buffer")
+    decay = parameter.detach() * group["lr"] * group["weight_decay"]
+    return SgdPreview(torch.zeros_like(parameter) if buffer is None else buffer, group["lr"], group["momentum"], decay)
+
+
+OPTIMIZERS = {
+    "adam": (torch.optim.AdamW, {**ADAM, "weight_decay": 0.0}, adam_preview),
+    "adam-decay": (torch.optim.AdamW, {**ADAM, "weight_decay": 0.3}, adam_preview),
+    "sgd": (torch.optim.SGD, {"lr": 0.1}, sgd_preview),
+    "sgd-momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8}, sgd_preview),
+    "sgd-momentum-decay": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.2}, sgd_preview),
+}
+
+
+def gradients(seed):
+    generator = torch.Generator().manual_seed(seed)
+    lasting = torch.randn(SIZE, generator=generator, dtype=torch.float64)
+    return [lasting + torch.randn(SIZE, generator=generator, dtype=torch.float64) for _ in range(STEPS)]
+
+
+def trained(name, steps, seed=0):
+    """A parameter after some steps, its optimizer, and a preview of the next one."""
+    kind, settings, preview = OPTIMIZERS[name]
+    made = gradients(seed)
+    parameter = torch.nn.Parameter(made[0].clone())
+    optimizer = kind([parameter], **settings)
+    for gradient in made[:steps]:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter, optimizer, preview
+
+
+def really(optimizer, parameter, gradient):
+    before = parameter.detach().clone()
+    parameter.grad = gradient.clone()
+    optimizer.step()
+    return parameter.detach() - before
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_preview_is_the_update_that_torch_makes(name):
+    parameter, optimizer, preview = trained(name, 0)
+    for gradient in gradients(0):
+        foreseen = preview(optimizer, parameter)
+        expected = foreseen.update(gradient)
+        torch.testing.assert_close(really(optimizer, parameter, gradient), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_memory_and_gradient_make_up_the_update(name):
+    """Exactly for SGD; Adam's memory is scaled by the second moment before the gradient is in it."""
+    parameter, optimizer, preview = trained(name, STEPS)
+    gradient = gradients(0)[-1]
+    foreseen = preview(optimizer, parameter)
+    parts = foreseen.kept() + foreseen.per_gradient(gradient) * gradient
+    error = (parts - foreseen.update(gradient)).norm() / foreseen.update(gradient).norm()
+    assert error < (1e-12 if name.startswith("sgd") else 0.1)
+    if not name.startswith("sgd"):  # with the root of the update itself, it is exact
+        root = foreseen._root(gradient) / foreseen._root(None)
+        exact = (foreseen.kept() + foreseen.decay) / root - foreseen.decay + foreseen.per_gradient(gradient) * gradient
+        torch.testing.assert_close(exact, foreseen.update(gradient))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("sgd-momentum", 5.0), ("adam", 10.0)])
+def test_a_gradient_that_lasts_settles_at_what_the_preview_says(name, expected):
+    _, optimizer, preview = trained(name, STEPS)
+    (parameter,) = optimizer.param_groups[0]["params"]
+    if name == "adam":
+        expected *= 1 - 0.9 ** (STEPS + 1)
+    assert preview(optimizer, parameter).settles == pytest.approx(expected)
+
+
+def test_a_preview_of_several_tensors_reads_every_group():
+    torch.manual_seed(0)
+    first, second = (torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5,)))
+    groups = [{"params": [first], "weight_decay": 0.1}, {"params": [second], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    coordinates = Coordinates([first, second], 0, None)
+    for _ in range(4):
+        first.grad, second.grad = torch.randn(3, 4), torch.randn(5)
+        preview = preview_of(optimizer, [first, second], coordinates)
+        expected = preview.update(coordinates.flat([first.grad, second.grad]))
+        before = coordinates.flat([first, second])
+        optimizer.step()
+        torch.testing.assert_close(coordinates.flat([first, second]) - before, expected, rtol=1e-4, atol=1e-6)
+
+
+def foreseen_from(preview, seed=0, clip_norm=math.inf, size=SIZE):
+    """Pairs whose likelihoods are linear in the parameters, of a look and of a batch; both sides share a part."""
+    generator = torch.Generator().manual_seed(seed)
+    shared, w, l, *noise = torch.randn(5, size, generator=generator, dtype=torch.float64)  # noqa: E741
+    score_w, score_l = shared + w, shared + l
+    branch_w, branch_l = -0.6 * (score_w + 0.3 * noise[0]), 0.5 * (score_l + 0.3 * noise[1])
+    return Foreseen(score_w, score_l, branch_w, branch_l, preview, clip_norm, whole)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 3.0, 1e6])
+@pytest.mark.parametrize("log_alpha", [-1.0, 0.0, 0.7])
+def test_clipping_is_torchs(clip_norm, log_alpha):
+    parameter, optimizer, preview = trained("adam", 3)
+    foreseen = foreseen_from(preview(optimizer, parameter), clip_norm=clip_norm)
+    plain = math.exp(log_alpha) * foreseen.branch_w + math.exp(-log_alpha) * foreseen.branch_l
+    parameter.grad = plain.clone()
+    torch.nn.utils.clip_grad_norm_([parameter], clip_norm)
+    gradient, factor = foreseen.gradient(log_alpha)
+    torch.testing.assert_close(gradient, parameter.grad)
+    torch.testing.assert_close(gradient, plain * factor)
+    assert (factor < 1) == (clip_norm < plain.norm())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("log_alpha", [-0.5, 0.0, 1.0])
+def test_the_move_of_linear_likelihoods_is_exact(name, log_alpha):
+    parameter, optimizer, preview = trained(name, 5)
+    foreseen = foreseen_from(preview(optimizer, parameter), clip_norm=2.0)
+    predicted = foreseen.move(log_alpha)
+    update = really(optimizer, parameter, foreseen.gradient(log_alpha)[0])
+    assert predicted.w == pytest.approx(float(foreseen.score_w @ update), rel=1e-9)
+    assert predicted.l == pytest.approx(float(foreseen.score_l @ update), rel=1e-9)
+
+
+def test_the_batchs_own_move_weighs_pairs_by_their_incentives():
+    """One incentive for all pairs: then it is the mean move of the batch."""
+    parameter, optimizer, preview = trained("adam", 5)
+    foreseen = foreseen_from(preview(optimizer, parameter))
+    own = foreseen.own_move(0.2, 0.6, 0.5)
+    update = really(optimizer, parameter, foreseen.gradient(0.2)[0])
+    assert own.w == pytest.approx(float(-foreseen.branch_w / 0.6 @ update), rel=1e-9)
+    assert own.l == pytest.approx(float(foreseen.branch_l / 0.5 @ update), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_response_is_the_moves_slope_in_each_branch(name):
+    """Held where clipping and Adam's scaling are those of this factor, the move is linear in both branches."""
+    parameter, optimizer, preview = trained(name, STEPS)
+    foreseen = foreseen_from(preview(optimizer, parameter))
+    response = foreseen.response(0.3)
+    gradient, _ = foreseen.gradient(0.3)
+    by_gradient = preview(optimizer, parameter).per_gradient(gradient) * gradient
+    up, down = math.exp(0.3), math.exp(-0.3)
+    assert up * response.ww + down * response.wl == pytest.approx(float(foreseen.score_w @ by_gradient))
+    assert up * response.lw + down * response.ll == pytest.approx(float(foreseen.score_l @ by_gradient))
+
+
+@given(seed=st.integers(0, 10_000), name=st.sampled_from(sorted(OPTIMIZERS)), steps=st.integers(0, STEPS))
+def test_the_true_band_is_where_a_side_stands_still(seed, name, steps):
+    parameter, optimizer, preview = trained(name, steps)
+    foreseen = foreseen_from(preview(optimizer, parameter), seed, size=SIZE)
+    lower, upper = foreseen.band()
+    for edge, side in ((lower, "w"), (upper, "l")):
+        if math.isfinite(edge):
+            below, above = (getattr(foreseen.move(edge + d), side) for d in (-5e-4, 5e-4))
+            assert below <= 0 <= above
+            if not name.startswith("adam") or steps == STEPS:  # Adam begins with signs: jumps, not zeros
+                beside = max(abs(getattr(foreseen.move(edge + d), side)) for d in (-0.5, 0.5))
+                assert abs(getattr(foreseen.move(edge), side)) <= 1e-3 * beside
+        else:  # open: the sign is the same at both bounds
+            ends = [getattr(foreseen.move(end), side) for end in (-WIDEST_LOG_ALPHA, WIDEST_LOG_ALPHA)]
+            assert ends[0] > 0 if edge < 0 else ends[1] < 0
+
+
+@given(seed=st.integers(0, 10_000), momentum=st.sampled_from([0.0, 0.9]), at=st.floats(0.02, 0.98))
+def test_between_its_edges_the_winner_rises_and_the_loser_falls(seed, momentum, at):
+    buffer = 0.1 * torch.randn(SIZE, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    foreseen = foreseen_from(SgdPreview(buffer, 0.1, momentum), seed)
+    lower, upper = (min(max(edge, -WIDEST_LOG_ALPHA), WIDEST_LOG_ALPHA) for edge in foreseen.band())
+    if upper - lower > 0.02:  # wider than the edges are found exactly
+        assert foreseen.move(lower + at * (upper - lower)).pathway == "iii"
+
+
+def test_without_memory_the_true_band_of_one_pair_is_the_papers():
+    """Plain descent and a look at the batch itself: rho |s_l|/|s_w| < alpha^2 d_w/d_l < |s_l|/(rho |s_w|)."""
+    w, l = torch.tensor([3.0, 0.0, 1.0]).double(), torch.tensor([1.0, 2.0, 0.5]).double()  # noqa: E741
+    foreseen = Foreseen(w, l, -0.4 * w, 0.7 * l, SgdPreview(torch.zeros(3).double(), 0.1, 0.0), math.inf, whole)
+    rho = float(w @ l / w.norm() / l.norm())
+    ratio = float(l.norm() / w.norm())
+    edges = [0.5 * math.log(bound * 0.7 / 0.4) for bound in (rho * ratio, ratio / rho)]
+    assert foreseen.band() == pytest.approx(edges, abs=5e-4)
+
+
+def steering(b_w, b_l, share=0.75):
+    """A calibrator whose branches move q by b_w and b_l, whatever the share."""
+    calibrator = UpdateCalibrator(share)
+    calibrator.response = Response(b_w, -b_l, b_w, -b_l)
+    calibrator.score_w = calibrator.score_l = torch.ones(1, dtype=torch.float64)
+    return calibrator
+
+
+def memory(f):
+    """An optimizer whose memory moves q by f."""
+    return SgdPreview(torch.tensor([-f / 0.5], dtype=torch.float64), 1.0, 0.5)
+
+
+positive = st.floats(1e-6, 10.0)
+anything = st.floats(-10.0, 10.0)
+
+
+@given(b_w=positive, b_l=positive, f=anything, drift_w=anything, drift_l=anything, guarding=st.booleans())
+def test_the_rule_solves_its_equation(b_w, b_l, f, drift_w, drift_l, guarding):
+    calibrator, preview = steering(b_w, b_l), memory(f)
+    log_alpha = calibrator.decide(preview, whole, Move(drift_w, drift_l), guarding=guarding)
+    share = 1.0 if guarding else 0.75
+    b_w, b_l = b_w / preview.settles, b_l / preview.settles
+    asked = -(share * drift_w + (1 - share) * drift_l) / HORIZON
+    given_ = f + math.exp(log_alpha) * b_w - math.exp(-log_alpha) * b_l
+    if log_alpha == WIDEST_LOG_ALPHA:
+        assert given_ <= asked + 1e-9
+    elif log_alpha == -WIDEST_LOG_ALPHA:
+        assert given_ >= asked - 1e-9
+    else:
+        assert given_ == pytest.approx(asked, rel=1e-6, abs=1e-9)
+
+
+def test_a_fallen_winner_is_weighed_more_and_a_risen_loser_less_so():
+    at = {d: steering(1.0, 1.0).decide(memory(0.0), whole, Move(d, 0.0)) for d in (-4.0, 0.0, 4.0)}
+    assert at[-4.0] > 0.1 and at[4.0] < -0.1 and at[0.0] == pytest.approx(0.0)
+    loser = steering(1.0, 1.0).decide(memory(0.0), whole, Move(0.0, -4.0))
+    assert 0 < loser < at[-4.0]
+
+
+def test_the_guard_looks_at_the_winner_alone():
+    """The winner lost 2 nats, the loser rose by 6: q stands where it stood, the winner does not."""
+    drift = Move(-2.0, 6.0)
+    assert steering(1.0, 1.0).decide(memory(0.0), whole, drift) == pytest.approx(0.0)
+    assert steering(1.0, 1.0).decide(memory(0.0), whole, drift, guarding=True) > 0
+
+
+@pytest.mark.parametrize(("b_w", "b_l"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, -2.0), (math.nan, 1.0)])
+def test_where_the_branches_do_not_pull_apart_the_last_factor_stays(b_w, b_l):
+    calibrator = steering(b_w, b_l)
+    calibrator.log_alpha = 0.37
+    assert calibrator.decide(memory(1.0), whole, Move(-1.0, -1.0)) == 0.37
+
+
+def test_before_the_first_look_nothing_is_rescaled():
+    assert UpdateCalibrator().decide(memory(1.0), whole, Move(-5.0, 1.0)) == 0.0
+
+
+def looked_at(count):
+    calibrator = UpdateCalibrator(0.6)
+    for seed in range(count):
+        parameter, optimizer, preview = trained("adam", seed + 1)
+        foreseen = foreseen_from(preview(optimizer, parameter), seed)
+        calibrator.look(foreseen)
+        calibrator.decide(foreseen.preview, whole, Move(-0.1, -0.2))
+    return calibrator, foreseen
+
+
+def test_looks_are_averaged():
+    calibrator, foreseen = looked_at(1)
+    expected = [foreseen.preview.settles * b for b in foreseen.response(0.0).values()]
+    assert calibrator.response.values() == pytest.approx(expected)
+    twice, last = looked_at(2)
+    at = [last.preview.settles * b for b in last.response(calibrator.log_alpha).values()]
+    assert twice.response.values() == pytest.approx([(a + b) / 2 for a, b in zip(expected, at, strict=True)])
+
+
+def test_state_goes_round():
+    calibrator, foreseen = looked_at(4)
+    other = UpdateCalibrator(0.6)
+    other.load_state_dict(calibrator.state_dict())
+    assert other.state_dict() == calibrator.state_dict() and other.looks == 4
+    other.score_w, other.score_l = calibrator.score_w, calibrator.score_l
+    drift = Move(-0.3, -0.1)
+    ours, theirs = (c.decide(foreseen.preview, whole, drift) for c in (calibrator, other))
+    assert ours == theirs
+    fresh = UpdateCalibrator()
+    fresh.load_state_dict(UpdateCalibrator().state_dict())
+    fresh.load_state_dict(None)
+    assert fresh.response is None and fresh.log_alpha == 0.0
+
+
+def test_a_drawn_share_stands_for_all_coordinates():
+    torch.manual_seed(0)
+    parameters = [torch.randn(300, 400), torch.randn(80_000)]
+    others = [p + torch.randn_like(p) for p in parameters]
+    exact = sum(float((p.double() * o.double()).sum()) for p, o in zip(parameters, others, strict=True))
+    drawn = Coordinates(parameters, 0, None, most=20_000)
+    assert len(drawn.flat(parameters)) == pytest.approx(20_000, abs=2) and drawn.share == pytest.approx(0.1)
+    estimate = float(drawn.total(drawn.flat(parameters).double() @ drawn.flat(others).double()))
+    assert estimate == pytest.approx(exact, rel=0.03) and estimate != pytest.approx(exact, rel=1e-6)
+    again = Coordinates(parameters, 0, None, most=20_000)
+    assert torch.equal(again.flat(others), drawn.flat(others))
+    everything = Coordinates(parameters, 0, None)
+    assert everything.share == 1.0 and len(everything.flat(parameters)) == 200_000
+
+
+schedules = st.builds(
+    lambda steps, batch, rest, epochs, seed: Schedule(steps * batch + rest % batch, batch, batch, epochs, seed),
+    steps=st.integers(2, 60), batch=st.sampled_from([1, 4, 8]), rest=st.integers(0, 7), epochs=st.integers(1, 2),
+    seed=st.integers(0, 3),
+)  # fmt: skip
+
+
+@given(schedule=schedules, every=st.integers(1, 12), pairs=st.integers(1, 16))
+def test_a_look_sees_pairs_that_come_later(schedule, every, pairs):
+    """Never the step's own; in the first epoch none that was trained on, as long as there are enough others."""
+    looks, size = LookSchedule(schedule, every, pairs), schedule.batch_size
+    used = schedule.steps_per_epoch * size
+    for step in range(schedule.total_steps):
+        rows = looks.rows(step)
+        epoch, position = divmod(step, schedule.steps_per_epoch)
+        assert (rows is not None) == ((epoch == 0 and position < FIRST_LOOKS) or position % every == 0)
+        if rows is None:
+            continue
+        assert len(rows) == len(set(rows)) == min(pairs, used - size)
+        own = {row for part in schedule.micro_batches(step) for row in part}
+        assert not own & set(rows)
+        start = epoch * schedule.steps_per_epoch
+        trained_on = {row for before in range(start, step) for part in schedule.micro_batches(before) for row in part}
+        fresh = used - (position + 1) * size
+        assert len(trained_on & set(rows)) == max(0, len(rows) - fresh)
+
+
+def test_later_looks_see_other_pairs():
+    looks = LookSchedule(Schedule(800, 8, 4, 1, seed=0), every=10, pairs=8)
+    seen = [looks.rows(step) for step in (0, 1, 2, 30, 40)]
+    assert len({row for rows in seen for row in rows}) == 5 * 8
