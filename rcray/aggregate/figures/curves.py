@@ -74,7 +74,10 @@ def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -
 
 
 def draw_batch_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -> Plot | None:
-    """The same of the batches that were trained on."""
+    """The same of the batches that were trained on; older ledgers do not have them."""
+    runs = [result for with_rc in (False, True) for _, result in _side(comparisons, with_rc)]
+    if not any(len(_batch("z_w")(result)[0]) for result in runs):
+        return None
     panels: Panels = (
         ("$z_w$", f"batch mean ({unit})", _batch("z_w")),
         ("$z_l$", f"batch mean ({unit})", _batch("z_l")),

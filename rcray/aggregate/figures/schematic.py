@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rcray.aggregate.figures.style import BLACK, GREEN, GREY, SKY, VERMILLION, Plot, finish, legend_beside, style
+from rcray.aggregate.figures.style import BLACK, GREY, SKY, Plot, finish, identity, legend_beside, style
 from rcray.aggregate.groups import Comparison, Setting
 
 _CAPTION = (
@@ -18,6 +19,7 @@ _CAPTION = (
     "log r* ± log ρ, as medians over its steps with RC, and its incentive ratio log r without and with RC: below the "
     "band both likelihoods fall (ii), above it both rise (i), inside it the loser falls and the winner is kept (iii)."
 )
+_STRETCH = 5.0  # the plane is stretched near 0 if ends differ in size by more than this
 _COLUMNS = ("log_r", "band_lower", "band_upper", "probe_z_w", "probe_z_l")
 
 
@@ -45,36 +47,43 @@ def draw_schematic(model: str, comparisons: Sequence[Comparison], unit: str) -> 
     with style():
         figure = Figure(figsize=(11.2, max(3.8, 0.9 + 0.42 * len(found))), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _pathways(left, found, unit)
+        _pathways(left, list(found.values()), unit)
         _bands(right, found)
-        legend_beside(figure, [
-            Line2D([], [], color=VERMILLION, marker="o", markerfacecolor="white", linestyle="none", label="without RC"),
-            Line2D([], [], color=GREEN, marker="o", linestyle="none", label="with RC"),
+        handles: list[Artist] = [
+            Line2D([], [], color=identity(i)[0], marker=identity(i)[1], linestyle="none", label=title)
+            for i, title in enumerate(found)
+        ]
+        handles += [
+            Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: without RC"),
             Patch(color=SKY, alpha=0.5, label="band"),
-        ])  # fmt: skip
+        ]
+        legend_beside(figure, handles)
         return finish(figure, f"pathways-and-band-{model}", f"Pathways and band on {model}", _CAPTION)
 
 
-def _pathways(axis: Axes, found: dict[str, tuple[Seen, Seen]], unit: str) -> None:
-    reach = 1e-6
-    for title, (without, with_rc) in found.items():
-        if without.end is None or with_rc.end is None:
-            continue
-        reach = max(reach, *(abs(value) for value in (*without.end, *with_rc.end)))
-        axis.annotate("", with_rc.end, without.end, arrowprops={"arrowstyle": "->", "color": GREY, "linewidth": 1.0})
-        axis.plot(*without.end, marker="o", color=VERMILLION, markerfacecolor="white", linestyle="none")
-        axis.plot(*with_rc.end, marker="o", color=GREEN, linestyle="none")
-        axis.annotate(title, without.end, textcoords="offset points", xytext=(5, 4), fontsize=8)
-    axis.plot(0, 0, marker="+", color=BLACK, markersize=11)
+def _pathways(axis: Axes, found: Sequence[tuple[Seen, Seen]], unit: str) -> None:
+    ends = [(i, a.end, b.end) for i, (a, b) in enumerate(found) if a.end is not None and b.end is not None]
+    for i, without, with_rc in ends:
+        colour, marker = identity(i)
+        axis.annotate("", with_rc, without, arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.0})
+        axis.plot(*without, marker=marker, color=colour, markerfacecolor="white", linestyle="none", zorder=3)
+        axis.plot(*with_rc, marker=marker, color=colour, linestyle="none", zorder=4)
+    axis.plot(0, 0, marker="+", color=BLACK, markersize=11, zorder=5)
     axis.axhline(0, color=GREY, linewidth=0.9)
     axis.axvline(0, color=GREY, linewidth=0.9)
     axis.axvspan(0, 1e12, ymin=0, ymax=0.5, color=SKY, alpha=0.16, linewidth=0)
-    axis.set_xlim(-1.3 * reach, 1.3 * reach)
-    axis.set_ylim(-1.3 * reach, 1.3 * reach)
+    sizes = [max(map(abs, end)) for _, *both in ends for end in both]
+    reach = 1.3 * max([1e-6, *sizes])
+    stretched = bool(sizes) and max(sizes) > _STRETCH * min(sizes)
+    for which in ("x", "y"):
+        if stretched:
+            getattr(axis, f"set_{which}scale")("symlog", linthresh=max(min(sizes), 1e-3))
+        getattr(axis, f"set_{which}lim")(-reach, reach)
     for text, x, y in (("(i)", 0.96, 0.96), ("(ii)", 0.04, 0.04), ("(iii)", 0.96, 0.04)):
         axis.text(x, y, text, transform=axis.transAxes, ha="center", va="center", fontweight="bold", color="#444444")
-    axis.set_xlabel(f"Δ$z_w$, chosen ({unit})")
-    axis.set_ylabel(f"Δ$z_l$, rejected ({unit})")
+    scale = ", symlog scale" if stretched else ""
+    axis.set_xlabel(f"Δ$z_w$, chosen ({unit}{scale})")
+    axis.set_ylabel(f"Δ$z_l$, rejected ({unit}{scale})")
     axis.set_title("Pathways", loc="left")
 
 
@@ -85,8 +94,9 @@ def _bands(axis: Axes, found: dict[str, tuple[Seen, Seen]]) -> None:
     for row, (_, (without, with_rc)) in enumerate(found.items()):
         start, end = np.clip(np.nan_to_num([with_rc.lower, with_rc.upper], posinf=high, neginf=low), low, high)
         axis.barh(row, end - start, left=start, height=0.55, color=SKY, alpha=0.5, linewidth=0)
-        axis.plot(without.log_r, row, marker="o", color=VERMILLION, markerfacecolor="white", linestyle="none")
-        axis.plot(with_rc.log_r, row, marker="o", color=GREEN, linestyle="none")
+        colour, marker = identity(row)
+        axis.plot(without.log_r, row, marker=marker, color=colour, markerfacecolor="white", linestyle="none", zorder=4)
+        axis.plot(with_rc.log_r, row, marker=marker, color=colour, linestyle="none", zorder=3)
     axis.set_yticks(range(len(found)), list(found))
     axis.invert_yaxis()
     axis.set_xlim(low, high)
