@@ -31,8 +31,9 @@ lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
 test: lint  ## lint, then the test suite
 	$(PYTEST) -m "not slow and not browser"
 
-test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray Train
-	$(PYTEST) -m "slow and not browser"
+ONLY ?= tests
+test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray Train; ONLY=FILE for one of them
+	$(PYTEST) -m "slow and not browser" $(ONLY)
 
 test-browser: $(VENV)/.installed  ## the MLflow UI in a headless Chromium; skipped where there is none
 	$(BIN)/python -m pytest -m browser
