@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rcray.errors import RcrayError
+
 # Where this is off, Ray takes the loopback address for the node's own, and whatever it starts listens there alone: its
 # habit on macOS and Windows, and the only setting that reaches every server. `ray.init(_node_ip_address="127.0.0.1")`
 # does not: Ray replaces a loopback address by the machine's.
@@ -15,6 +17,7 @@ _OPEN_TO_THE_NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 # Ray's workers are nice by 15 unless its raylet, which has our environment, is told otherwise: beside a neighbour's
 # work on a shared machine, steps took ten times as long.
 _NICENESS = "RAY_worker_niceness"
+_STARTED_TOO_SLOWLY = "timed out during startup"
 
 
 @dataclass
@@ -64,13 +67,21 @@ def connect(*, needs_dashboard: bool) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment by whoever imported Ray before us
     # address="local": never join a stranger's cluster by a stale file. Worker groups need the dashboard's state
     # service to free their resources; small cells do without its processes.
-    ray.init(
-        address="local",
-        include_dashboard=needs_dashboard,
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=needs_dashboard,
+            dashboard_host="127.0.0.1",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # Ray has no type for it
+        if _STARTED_TOO_SLOWLY not in str(error):
+            raise
+        raise RcrayError(
+            f"Ray did not start on this machine in time: {error}",
+            fix="the same command again, when the machine has less to do",
+        ) from None
 
 
 def _remove(directory: Path) -> None:

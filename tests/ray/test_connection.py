@@ -7,6 +7,7 @@ import ray
 import yaml
 
 from rcray import cli
+from rcray.errors import RcrayError
 from rcray.sweep.connection import connected
 from rcray.sweep.placement import present_nodes, this_machine
 
@@ -42,3 +43,14 @@ def test_what_cannot_be_placed_is_refused_before_ray_is_started(monkeypatch, tmp
         assert ended.value.code == 2 and "no place for it can exist" in shown.err
         assert shown.err.index(" ...") < shown.err.index("error:"), "what it does is said first"
     assert not (tmp_path / "store" / "mlflow.db").exists(), "nothing was delivered"
+
+
+def test_a_machine_too_busy_to_start_ray_is_said_in_one_line(monkeypatch):
+    def start(**_):
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "init", start)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(RcrayError, match=r"Ray did not start .* in time") as refused, connected(needs_dashboard=False):
+        pass
+    assert "same command again" in str(refused.value)
