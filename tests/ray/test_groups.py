@@ -59,8 +59,7 @@ def test_two_workers_equal_one_process(two_workers, store):
 
 def test_a_worker_group_listens_on_loopback_alone(two_workers):
     """With the dashboard, Ray Train's controller, torch's rendezvous store and gloo."""
-    # Ray's monitor may listen only after so short a run has ended; test_loopback sees it.
-    all_on_loopback(two_workers.sockets, {*RAY, "dashboard.py", "TrainController", "RayTrainWorker"} - {"monitor.py"})
+    all_on_loopback(two_workers.sockets, {*RAY, "dashboard.py", "TrainController", "RayTrainWorker"})
     meeting = [listener for listener in two_workers.sockets if "RayTrainWorker" in listener.command]
     assert len(meeting) >= 5, "of two workers: Ray, gloo, and the store of one"
 
