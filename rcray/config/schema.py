@@ -10,7 +10,7 @@ from rcray.config.calibration import CalibrationConfig
 from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
-from rcray.config.model import ModelConfig, default_scores, fill_open, official_precision, train_defaults
+from rcray.config.model import Dtype, ModelConfig, default_scores, fill_open, official_precision, train_defaults
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
 from rcray.config.objectives.names import resolve
 from rcray.config.search import SearchConfig
@@ -56,8 +56,9 @@ class TrainConfig(Section):
         description="adamw8bit keeps its moments in 8 bits (bitsandbytes), a quarter of the memory; sgd is plain",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
-    precision: Literal["weights", "bfloat16", "float16"] = Field(
-        "weights", description="of the products: that of the weights, or autocast over float32 weights"
+    precision: Literal["weights", "bfloat16", "float16", "tf32"] = Field(
+        "weights",
+        description="of the products: that of the weights, autocast over float32 weights, or TF32 (GPU) for float32",
     )
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
@@ -215,6 +216,20 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _precisions_agree(self) -> "RunConfig":
+        """There is one compute precision; what is stored in other ways is not meant."""
+        asked, model = self.train.precision, self.model
+        products = model.quantization.compute_dtype if model.quantized else model.dtype
+        if asked == "tf32" and self.compute_dtype != "float32":
+            raise ValueError(f"train.precision 'tf32' is one of float32 products, and these are in {products}")
+        if asked in ("bfloat16", "float16") and model.quantized and products not in (asked, "float32"):
+            raise ValueError(
+                f"train.precision {asked!r} and model.quantization.compute_dtype {products!r} ask for two precisions; "
+                "leave train.precision at weights"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _float16_weights_are_frozen(self) -> "RunConfig":
         if self.model.dtype == "float16" and not self.model.trains_adapters:
             raise ValueError(
@@ -231,9 +246,14 @@ class RunConfig(Section):
     @property
     def computes_in_float16(self) -> bool:
         """Whether gradients pass through float16, and need loss scaling."""
-        model = self.model
-        products = model.quantization.compute_dtype if model.quantized else model.dtype
-        return "float16" in (products, model.dtype, self.train.precision)
+        return "float16" in (self.compute_dtype, self.model.dtype)
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """What matrix products are computed in: training, reference, evaluation and `plan` all ask here."""
+        if self.train.precision in ("bfloat16", "float16"):
+            return self.train.precision
+        return self.model.quantization.compute_dtype if self.model.quantized else self.model.dtype
 
     @property
     def needs_reference(self) -> bool:

@@ -7,7 +7,8 @@ STORE/runs/RUN_ID/evaluation.json all rows of a run, and which keys they came fr
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,8 @@ class Subject:
         harness = self._open()
         if self.fault is not None:
             return [MetricRow(benchmark.name, benchmark.metric or "score", status=State.DEGENERATE, reason=self.fault)]
-        return run_benchmark(benchmark, harness, self.settings)
+        with self._precision():
+            return run_benchmark(benchmark, harness, self.settings)
 
     def _open(self) -> Any:
         from rcray.evaluate.backends import open_transformers, open_vllm
@@ -207,17 +209,42 @@ class Subject:
 
         if self._model is None:
             self.loads += 1
-            self._model = load_trained(self.run.final, self.store.cache, device=_device())
+            self._model = self._in_precision(load_trained(self.run.final, self.store.cache, device=self.device))
         return self._model
+
+    @cached_property
+    def device(self) -> Any:
+        """Where it is measured: as the evaluation asks, else as the run was trained."""
+        from rcray.models.device import asked_device
+
+        gpus = self.settings.gpus
+        return asked_device(self.config.execution.gpus_per_worker if gpus is None else gpus)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """What its products are computed in; vLLM decides for itself."""
+        from rcray.models.capabilities import capabilities_of
+
+        return nullcontext() if self._model is None else capabilities_of(self._model.model).precision()
+
+    def _in_precision(self, loaded: Any) -> Any:
+        """The model, to be run in the precision it was trained in."""
+        from rcray.models.capabilities import use_precision
+        from rcray.models.precision import Precision
+
+        use_precision(loaded.model, Precision.of(self.config, self.device))
+        return loaded
 
     def _shifts(self) -> Shifts:
         from rcray.data.prepare import prepare_data
         from rcray.models.load import load_model
         from rcray.models.reference import pair_logps, reference_logps
 
-        config, cache, device = self.config, self.store.cache, _device()
+        config, cache, device = self.config, self.store.cache, self.device
         # An adapter's reference is the same model with the adapter off; full weights need the model they came from.
-        base = self._loaded() if config.model.trains_adapters else load_model(config.model, cache, device=device)
+        if config.model.trains_adapters:
+            base = self._loaded()
+        else:
+            base = self._in_precision(load_model(config.model, cache, device=device))
         data = prepare_data(config.data, base.tokenizer, cache).held_out
         reference = reference_logps(base, data, cache, device)
         del base  # one model at a time on the device
@@ -231,9 +258,3 @@ class Subject:
         return Shifts(
             shift_w.numpy(), shift_l.numpy(), reference.n_w.numpy(), reference.n_l.numpy(), float(beta) if beta else 1.0
         )
-
-
-def _device() -> Any:
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

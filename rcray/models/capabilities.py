@@ -16,6 +16,7 @@ from rcray.errors import ConfigError
 from rcray.models.blocks import blocks_of
 from rcray.models.forward import FLEX, answer_logps, attention_of, body_of
 from rcray.models.head import Sketch
+from rcray.models.precision import Precision
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,11 @@ class Capabilities:
 
     def __init__(self, model: Any):
         self._model = weakref.ref(model)
+
+    @cached_property
+    def precision(self) -> Precision:
+        """What it is run in: as its run says (`use_precision`), else that of its weights."""
+        return Precision.of_weights(self.model)
 
     @property
     def model(self) -> Any:
@@ -46,7 +52,7 @@ class Capabilities:
         """
         model, head = self.model, self.model.get_output_embeddings()
         shaped = any(getattr(getattr(model, "config", None), n, None) not in (None, 0, 1) for n in _LOGIT_SHAPING)
-        plain = not shaped and _is_linear(head) and _head_is_last(model, head)
+        plain = not shaped and _is_linear(head) and _head_is_last(model, head, self.precision)
         if not plain:
             log.info("%s does more than apply its head; likelihoods take the plain path", type(model).__name__)
         return plain
@@ -59,7 +65,7 @@ class Capabilities:
             self.plain_head
             and attention_of(model) in ("sdpa", FLEX)
             and "position_ids" in inspect.signature(body_of(model).forward).parameters
-            and _agree(model, lambda batch: _logps(model, packed(batch)), lambda batch: _logps(model, two_rows(batch)))
+            and self._agree(lambda batch: _logps(model, packed(batch)), lambda batch: _logps(model, two_rows(batch)))
         )
         if not packs:
             log.info("%s does not take packed rows; each pair is forwarded as two rows", type(model).__name__)
@@ -71,12 +77,28 @@ class Capabilities:
         model, mlp = self.model, last_mlp(self.model)
         if mlp is None:
             return None
-        short = _agree(
-            model,
-            lambda batch: _logps(model, two_rows(batch), mlp),
-            lambda batch: _logps(model, two_rows(batch)),
+        short = self._agree(
+            lambda batch: _logps(model, two_rows(batch), mlp), lambda batch: _logps(model, two_rows(batch))
         )
         return mlp if short else None
+
+    def _agree(self, *ways: Callable[[Batch], Tensor]) -> bool:
+        """Whether ways to compute likelihoods agree on a few tokens; one that cannot be gone does not."""
+        weight = self.model.get_output_embeddings().weight
+        words = torch.arange(1, 12) % weight.shape[0]
+
+        def side(*columns: int) -> Side:
+            ids = words[list(columns)][None]
+            return Side(ids, torch.ones_like(ids), (torch.arange(len(columns)) >= 3).long()[None])
+
+        batch = Batch(torch.tensor([0]), side(0, 1, 2, 3, 4, 5), side(0, 1, 2, 6, 7))
+        exact = self.precision.exact
+        try:
+            with torch.no_grad(), self.precision():
+                one, two = (way(batch).float() for way in ways)
+        except (TypeError, ValueError, RuntimeError):
+            return False
+        return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)
 
     @property
     def window(self) -> int | None:
@@ -93,6 +115,14 @@ def capabilities_of(model: Any) -> Capabilities:
     if model not in _KNOWN:
         _KNOWN[model] = Capabilities(model)
     return _KNOWN[model]
+
+
+def use_precision(model: Any, precision: Precision) -> None:
+    """From now on whatever runs this model runs it so."""
+    known = capabilities_of(model)
+    if known.precision != precision:  # what was tried otherwise is tried again
+        known = _KNOWN[model] = Capabilities(model)
+        known.precision = precision
 
 
 def last_mlp(model: Any) -> nn.Module | None:
@@ -123,7 +153,9 @@ def use_flex_attention(model: Any, device: torch.device) -> None:
         raise ConfigError(
             f"execution.attention: 'flex' does not fit {type(model).__name__}: {error}", fix="use sdpa"
         ) from None
-    _KNOWN.pop(model, None)  # what was tried with another kernel is tried again
+    known = _KNOWN.pop(model, None)  # what was tried with another kernel is tried again
+    if known is not None:
+        capabilities_of(model).precision = known.precision
 
 
 def _is_linear(head: Any) -> bool:
@@ -131,34 +163,16 @@ def _is_linear(head: Any) -> bool:
     return isinstance(head, nn.Linear) and head.weight.is_floating_point()
 
 
-def _head_is_last(model: Any, head: nn.Linear) -> bool:
+def _head_is_last(model: Any, head: nn.Linear, precision: Precision) -> bool:
     ids = torch.arange(1, 5, device=head.weight.device)[None] % head.weight.shape[0]
-    with torch.no_grad():
+    with torch.no_grad(), precision():
         logits = model(input_ids=ids, use_cache=False).logits
         hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state
         # Dropout is off, so the two forwards agree but for rounding.
-        return torch.allclose(logits.float(), head(hidden.to(head.weight.dtype)).float(), atol=1e-3, rtol=1e-3)
+        close = 1e-3 if precision.exact else 4 * precision.rounding
+        return torch.allclose(logits.float(), head(hidden.to(head.weight.dtype)).float(), atol=close, rtol=close)
 
 
 def _logps(model: Any, layout: Layout, mlp: nn.Module | None = None) -> Tensor:
     device = model.get_output_embeddings().weight.device
     return answer_logps(model, layout.to(device), mlp=mlp)[0]
-
-
-def _agree(model: Any, *ways: Callable[[Batch], Tensor]) -> bool:
-    """Whether ways to compute likelihoods agree on a few tokens; one that cannot be gone does not."""
-    weight = model.get_output_embeddings().weight
-    words = torch.arange(1, 12) % weight.shape[0]
-
-    def side(*columns: int) -> Side:
-        ids = words[list(columns)][None]
-        return Side(ids, torch.ones_like(ids), (torch.arange(len(columns)) >= 3).long()[None])
-
-    batch = Batch(torch.tensor([0]), side(0, 1, 2, 3, 4, 5), side(0, 1, 2, 6, 7))
-    exact = weight.dtype in (torch.float32, torch.float64)
-    try:
-        with torch.no_grad():
-            one, two = (way(batch).float() for way in ways)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)

@@ -57,7 +57,7 @@ def pair_sums(
     found = torch.empty(4, len(place), dtype=torch.float64)
     allowed, done = capabilities_of(model), 0
     budget = TOKENS.get(device.type, TOKENS["cuda"])
-    with torch.no_grad():
+    with torch.no_grad(), allowed.precision():
         for rows in token_batches(lengths, [int(i) for i in index], budget):
             columns = torch.tensor([place[i] for i in rows])
             found[:, columns] = batch_sums(model, collate(pairs, rows).to(device), allowed).double().cpu()
@@ -72,7 +72,7 @@ def one_batch_sums(
 ) -> Tensor:
     """The same in one forward a side, always of one shape: for compiled blocks, and for shards that move together."""
     batch = collate(pairs, index).to(device)
-    with torch.no_grad():
+    with torch.no_grad(), capabilities_of(model).precision():
         sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
     return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
 

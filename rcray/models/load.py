@@ -64,8 +64,14 @@ def load_frozen(origin: Origin, device: torch.device, *, quantized: bool) -> Any
     directory = origin.base if origin.sft_adapter is None else merged_base(origin)
     model = _read_weights(origin.config, directory, device, quantized)
     turn_off_dropout(model)
-    if not quantized:
-        return model
+    return ready_to_train(model, origin.config) if quantized else model
+
+
+def ready_to_train(model: Any, config: ModelConfig) -> Any:
+    """A model whose linear layers are kept in 4 bits, its norms and what flows between its blocks in float32.
+
+    Needed at every load: without it a reloaded adapter meets another model.
+    """
     from peft import prepare_model_for_kbit_training
 
     for module in model.modules():
@@ -73,8 +79,13 @@ def load_frozen(origin: Origin, device: torch.device, *, quantized: bool) -> Any
         # backward: every gradient after it would be silently wrong.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    # Norms, embeddings and head in float32. Needed at every load: without it a reloaded adapter meets another model.
-    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    stored = getattr(torch, config.dtype)
+    if config.quantization.compute_dtype == config.dtype:
+        # Embeddings and head are products, or looked up: in float32 they would be the same numbers, twice as large.
+        for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+            module.weight.data = module.weight.data.to(stored)
+    return model
 
 
 def merged_base(origin: Origin) -> Path:

@@ -2,7 +2,8 @@
 
 One Parquet file per content key with sums and lengths of both answers. The key covers weights, tokenizer, template,
 data and lengths, because it hashes the weights and the token ids themselves. At every start a sample is checked
-against a live forward, and a damaged file is built again.
+against a live forward, as closely as the compute precision allows. A damaged file is built again; one that disagrees
+is, too, and is kept beside it.
 
 The file is built from shards of pairs of like length, each under a lock of its own: however many processes ask at
 once, on however many machines of a shared store, they divide the shards among themselves, and what a killed one
@@ -10,6 +11,7 @@ finished stays.
 """
 
 import logging
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from rcray.config import content_key
 from rcray.data.encode import EncodedPairs
 from rcray.files import write_atomic
 from rcray.models.adapters import adapters_off
+from rcray.models.capabilities import capabilities_of
 from rcray.models.inference import length_order, pair_sums
 from rcray.models.load import LoadedModel
 from rcray.records.progress import REFERENCE, report
@@ -36,7 +39,6 @@ log = logging.getLogger(__name__)
 SHARD = 128  # pairs a process computes before it looks what is left: all that a kill costs
 _COLUMNS = ("sum_w", "sum_l", "n_w", "n_l")
 _SAMPLE = 4  # pairs checked live at every start
-_TOLERANCE = 1e-2  # nats on a summed log-likelihood: far above rounding, far below another model
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,23 @@ class ReferenceLogps:
     n_w: Tensor
     n_l: Tensor
 
+    def to(self, device: torch.device) -> "ReferenceLogps":
+        """The same on a device: 32 bytes a pair, so that no step waits for its share of them."""
+        return ReferenceLogps(*(getattr(self, name).to(device) for name in _COLUMNS))
+
 
 def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device: torch.device) -> ReferenceLogps:
     """Reads the cached likelihoods of `data` under `loaded`, or computes and publishes them."""
-    dtype = str(next(loaded.model.parameters()).dtype)
-    path = cache / "reference" / f"{content_key([loaded.fingerprint, data.fingerprint(), dtype], 24)}.parquet"
+    precision = capabilities_of(loaded.model).precision
+    path = cache / "reference" / f"{content_key([loaded.fingerprint, data.fingerprint(), precision.name], 24)}.parquet"
     cached = _read(path, len(data.pairs))
-    if cached is not None and _agrees(cached, loaded, data, device):
-        return cached
     if cached is not None:
-        log.warning("reference cache %s does not agree with a live forward; building it again", path.name)
-        path.unlink(missing_ok=True)
+        off = _disagreement(cached, loaded, data, device)
+        if off is None:
+            return cached
+        aside = path.with_suffix(".disagrees")
+        log.warning("reference cache %s %s; kept as %s, building it again", path.name, off, aside.name)
+        path.replace(aside)
     order = length_order(data.lengths).tolist()
     shards = [order[i : i + SHARD] for i in range(0, len(order), SHARD)]
     build = _Build(path, shards, partial(_forward, loaded, data, device=device))
@@ -145,18 +153,24 @@ def pair_logps(
         model.train(training)
 
 
-def _agrees(logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> bool:
+def _disagreement(
+    logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device
+) -> str | None:
     """Compares a sample with a live forward; another batch shape rounds differently, another model is far off."""
     stride = max(1, len(data.pairs) // _SAMPLE)
     index = range(0, len(data.pairs), stride)[:_SAMPLE]
     live = _forward(loaded, data, index, device)
     rows = list(index)
-    exact = next(loaded.model.parameters()).dtype in (torch.float32, torch.float64)
-    relative = 1e-4 if exact else 2e-2
-    return all(
-        torch.allclose(getattr(logps, name)[rows], getattr(live, name), atol=_TOLERANCE, rtol=relative)
-        for name in ("sum_w", "sum_l")
-    )
+    precision = capabilities_of(loaded.model).precision
+    for kept, now, tokens in ((logps.sum_w, live.sum_w, live.n_w), (logps.sum_l, live.sum_l, live.n_l)):
+        off, allowed = (kept[rows] - now).abs(), precision.tolerance(tokens)
+        if not bool((off <= allowed).all()):  # NaN is off, too
+            worst = int((off / allowed).nan_to_num(nan=math.inf).argmax())
+            return (
+                f"is {off[worst]:.3g} nats off a live forward over {int(tokens[worst])} tokens, where {precision.name} "
+                f"allows {allowed[worst]:.2g}"
+            )
+    return None
 
 
 def _write(path: Path, logps: ReferenceLogps) -> None:

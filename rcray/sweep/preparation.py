@@ -100,14 +100,16 @@ def _get(references: list[Any], what: str) -> None:
 
 def compute_reference(settings: dict[str, Any], store: Store) -> int:
     """One task: takes shards until none is left; returns the number of pairs."""
-    import torch
-
     from rcray.data.prepare import prepare_data
+    from rcray.models.capabilities import use_precision
+    from rcray.models.device import asked_device
     from rcray.models.load import load_model
+    from rcray.models.precision import Precision
     from rcray.models.reference import reference_logps
 
     config = RunConfig.model_validate(settings)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = asked_device(config.execution.gpus_per_worker)
     loaded = load_model(config.model, store.cache, seed=config.train.seed, device=device)
+    use_precision(loaded.model, Precision.of(config, device))
     data = prepare_data(config.data, loaded.tokenizer, store.cache).train
     return len(reference_logps(loaded, data, store.cache, device).sum_w)

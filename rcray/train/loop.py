@@ -30,8 +30,11 @@ from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RunLockedError
 from rcray.files import publish_directory, storage_fault
+from rcray.models.capabilities import use_precision
+from rcray.models.device import asked_device
 from rcray.models.inference import one_batch_sums, pair_sums
 from rcray.models.load import LoadedModel, load_model
+from rcray.models.precision import Precision
 from rcray.models.trained import save_trained
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
@@ -124,10 +127,9 @@ def _place(job: Job) -> tuple[int, int]:
 
 
 def _device(job: Job) -> torch.device:
-    """(2) On what: the GPU Ray gave this worker, or the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda") if job.inside else ray.train.torch.get_device()
+    """(2) On what: the GPU Ray gave this worker, or the CPU; a GPU that was asked for and is not there is refused."""
+    asked = asked_device(job.config.execution.gpus_per_worker)
+    return asked if job.inside or asked.type == "cpu" else ray.train.torch.get_device()
 
 
 @dataclass
@@ -212,12 +214,11 @@ class Training:
         """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
         policy, execution = self.state.policy, self.job.config.execution
         mean = policy.likelihood == "mean"
-        with torch.no_grad(), policy.precision():
-            one_shape = execution.compile or execution.parallel == "fsdp"  # by way of the plain rows
-            look = one_batch_sums if one_shape else pair_sums
-            pairs = self.probe.pairs
-            sum_w, sum_l, n_w, n_l = look(policy.model, pairs, self.probe.lengths, range(len(pairs)), policy.device)
-            z_w, z_l = (sum_w / n_w, sum_l / n_l) if mean else (sum_w, sum_l)
+        one_shape = execution.compile or execution.parallel == "fsdp"  # by way of the plain rows
+        look = one_batch_sums if one_shape else pair_sums
+        pairs = self.probe.pairs
+        sum_w, sum_l, n_w, n_l = look(policy.model, pairs, self.probe.lengths, range(len(pairs)), policy.device)
+        z_w, z_l = (sum_w / n_w, sum_l / n_l) if mean else (sum_w, sum_l)
         z = [z_w.mean().item(), z_l.mean().item()]
         self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
@@ -316,7 +317,10 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     if device.type == "cpu":
         torch.set_num_threads(max(1, int(config.execution.cpus_per_worker)))
     check_pairs(config.data)  # before any weights are read
+    precision = Precision.of(config, device)
+    precision.set_up()
     loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device)
+    use_precision(loaded.model, precision)
     prepared = prepare_data(config.data, loaded.tokenizer, job.store.cache)
     data, held_out = prepared.train, prepared.held_out
     probe = EncodedPairs(held_out.pairs[: config.train.probe_pairs], held_out.report)

@@ -182,7 +182,7 @@ def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
     """The cached likelihoods of the reference beside the policy's, where they are read from the cache."""
     if policy.reference is None or policy.live_reference is not None:
         return pairs
-    index = batch.index.cpu()
+    index = batch.index.to(policy.reference.sum_w.device, non_blocking=True)
     ref_w, ref_l = policy.reference.sum_w[index].to(pairs.z_w), policy.reference.sum_l[index].to(pairs.z_l)
     if policy.likelihood == "mean":
         ref_w, ref_l = ref_w / pairs.n_w, ref_l / pairs.n_l

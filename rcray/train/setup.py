@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,7 @@ from rcray.models.blocks import blocks_of
 from rcray.models.capabilities import capabilities_of, use_flex_attention
 from rcray.models.forward import body_of
 from rcray.models.load import LoadedModel, load_model
-from rcray.models.reference import reference_logps
+from rcray.models.reference import ReferenceLogps, reference_logps
 from rcray.objectives import build_objective
 from rcray.store import Store
 from rcray.train.look import Looks
@@ -42,15 +41,30 @@ def step_state(
     rank: int = 0,
 ) -> StepState:
     """Everything a step needs; the reference is computed or found before the model is sharded."""
-    calibration, train, execution, model = config.calibration, config.train, config.execution, loaded.model
-    objective = build_objective(config.objective)
-    traits = objective.params.traits
     reference = live = None
     if config.needs_reference:
-        if traits.token_level:  # sums are not enough: keep the frozen model itself
-            live = model if config.model.trains_adapters else _frozen_copy(config, store, device)
+        if config.objective.traits.token_level:  # sums are not enough: keep the frozen model itself
+            live = loaded.model if config.model.trains_adapters else _frozen_copy(config, store, device)
         else:
-            reference = reference_logps(loaded, data, store.cache, device)
+            reference = reference_logps(loaded, data, store.cache, device).to(device)
+    return with_references(config, loaded.model, data, schedule, device, workers, rank, reference, live)
+
+
+def with_references(
+    config: RunConfig,
+    model: Any,
+    data: EncodedPairs,
+    schedule: Schedule,
+    device: torch.device,
+    workers: int,
+    rank: int,
+    reference: ReferenceLogps | None,
+    live: Any | None,
+) -> StepState:
+    """The same, its reference being at hand."""
+    calibration, train, execution = config.calibration, config.train, config.execution
+    objective = build_objective(config.objective)
+    traits = objective.params.traits
     if execution.attention == "flex":
         use_flex_attention(model, device)
     reads_off = not (traits.needs_reference_distribution or calibration.record_full)
@@ -75,7 +89,8 @@ def step_state(
                 f"{calibration.scores!r} of {config.objective.name!r}",
                 fix="use calibration.scores head, sketch or adapters, or parallel: ddp",
             )
-        shard(model, mixed=None if train.precision == "weights" else getattr(torch, train.precision))
+        mixed = allowed.precision.compute if allowed.precision.autocast and not config.model.trains_adapters else None
+        shard(model, mixed=mixed)
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     policy = Policy(
@@ -87,7 +102,7 @@ def step_state(
         share_prompts=sharing,
         window=allowed.window,
         short_mlp=short_mlp,
-        precision=precision_of(train, device),
+        precision=allowed.precision,
         device=device,
     )
     group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
@@ -139,19 +154,6 @@ def guard_of(config: RunConfig, data: EncodedPairs) -> float | None:
 
 def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
     return load_model(config.model, store.cache, device=device).model.eval().requires_grad_(False)
-
-
-def precision_of(train: TrainConfig, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """What forwards run in: nothing special, or autocast to a half precision that the device has."""
-    if train.precision == "weights":
-        return nullcontext
-    has_it = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if train.precision == "bfloat16" and not has_it:
-        raise ConfigError(
-            f"train.precision: 'bfloat16', and this {device.type} has no bfloat16 arithmetic",
-            fix="use train.precision: weights",
-        )
-    return lambda: torch.autocast(device.type, dtype=getattr(torch, train.precision))
 
 
 def build_optimizer(trained: list[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:

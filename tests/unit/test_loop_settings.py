@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from rcray.config import run_id
-from rcray.config.schema import TrainConfig
 from rcray.errors import ConfigError, StoreError
+from rcray.models.precision import Precision
 from rcray.models.trained import load_trained
 from rcray.store import Store
 from rcray.train import setup
@@ -151,9 +151,9 @@ def test_eight_bit_moments_train_and_resume(store, tmp_path):
 def test_bfloat16_needs_a_device_that_has_it(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     with pytest.raises(ConfigError, match=r"train\.precision: 'bfloat16'.*cpu"):
-        setup.precision_of(TrainConfig(precision="bfloat16"), torch.device("cpu"))
+        Precision.of(small_config(train={"precision": "bfloat16"}), torch.device("cpu"))
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    with setup.precision_of(TrainConfig(precision="bfloat16"), torch.device("cpu"))():
+    with Precision.of(small_config(train={"precision": "bfloat16"}), torch.device("cpu"))():
         assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 

@@ -47,14 +47,16 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> P
     key = content_key([read_chain(final)["key"], asked, how, GENERATION_VERSION], 24)
     path = _directory(store.cache) / f"{key}.json"
     if not path.is_file():
-        import torch
-
+        from rcray.models.device import asked_device
+        from rcray.models.precision import Precision
         from rcray.models.trained import load_trained
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = asked_device(config.execution.gpus_per_worker)
         loaded = load_trained(final, store.cache, device=device)
         name = f"{config.label} [{run_id(config)}]"
-        write_outputs(path, generate(loaded.model, loaded.tokenizer, instructions, settings.generation, generator=name))
+        with Precision.of(config, device)():
+            answers = generate(loaded.model, loaded.tokenizer, instructions, settings.generation, generator=name)
+        write_outputs(path, answers)
     return path
 
 

@@ -1,0 +1,93 @@
+"""One compute precision per run: what matrix products are computed in, decided once and used wherever a model runs.
+
+Training, the reference and the key of its cache, probes, evaluation and every self-check ask the same object. Weights
+may be stored otherwise: 4-bit, or float32 under autocast.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rcray.config import RunConfig
+from rcray.errors import ConfigError
+
+#: Nats by which a summed log-likelihood may differ between two ways to compute it, however precise.
+FLOOR = 1e-2
+#: Per token, in units of the compute type's rounding; errors of tokens are independent, so they add up as a root.
+_ROUNDINGS, _PER_TOKEN = 8, 1e-3
+_TF32 = 2.0**-10
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What products are computed in."""
+
+    compute: torch.dtype
+    device: str = "cpu"
+    autocast: bool = False
+    tf32: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig, device: torch.device) -> "Precision":
+        """That of a run; refused where the device has no such arithmetic."""
+        name = config.compute_dtype
+        asked = config.train.precision
+        if name == "bfloat16" and not _has_bfloat16(device, asked=asked == "bfloat16"):
+            field = "train.precision" if asked == "bfloat16" else "model.dtype"
+            raise ConfigError(
+                f"{field}: 'bfloat16', and this {device.type} has no bfloat16 arithmetic",
+                fix="use train.precision: weights"
+                if asked == "bfloat16"
+                else "use model.dtype: float16 with its loss scaling, or float32",
+            )
+        if asked == "tf32" and device.type == "cpu":
+            raise ConfigError("train.precision: 'tf32' is a GPU's, and this run is on the CPU", fix="use weights")
+        # Adapters, norms of 4-bit models and the master weights of full fine-tuning are float32: only autocast brings
+        # their products and attention to the precision of the others.
+        mixed = config.model.trains_adapters or config.model.dtype != name
+        return cls(getattr(torch, name), device.type, name != "float32" and mixed, asked == "tf32")
+
+    @classmethod
+    def of_weights(cls, model: Any) -> "Precision":
+        """That of a model as it stands: the dtype of its head."""
+        weight = model.get_output_embeddings().weight
+        compute = weight.dtype if weight.is_floating_point() else torch.float32
+        return cls(compute, weight.device.type)
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        """The context in which the model is run."""
+        return torch.autocast(self.device, dtype=self.compute) if self.autocast else nullcontext()
+
+    @property
+    def name(self) -> str:
+        """For keys of what is cached."""
+        return "tf32" if self.tf32 else str(self.compute)
+
+    @property
+    def rounding(self) -> float:
+        """The relative error of one operation."""
+        return _TF32 if self.tf32 else torch.finfo(self.compute).eps
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is float32 or better."""
+        return self.rounding < 1e-6
+
+    def tolerance(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Nats by which sums over so many tokens may differ: far above rounding, far below another model."""
+        return FLOOR + max(_PER_TOKEN, _ROUNDINGS * self.rounding) * tokens.sqrt()
+
+    def set_up(self) -> None:
+        """Switches the process to TF32 for float32 products, or off it."""
+        if self.device != "cpu":
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+
+
+def _has_bfloat16(device: torch.device, *, asked: bool) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu" and asked:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return True

@@ -1,0 +1,97 @@
+"""A cell's optimizer step on the pretended device, whole: its own model, objective, calibration and optimizer."""
+
+import gc
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from rcray.config import RunConfig
+from rcray.data.batch import Schedule, collate
+from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
+from rcray.models.capabilities import use_precision
+from rcray.models.precision import Precision
+from rcray.models.reference import ReferenceLogps
+from rcray.sweep.pretend.device import Watch, pretend_device
+from rcray.sweep.pretend.models import pretended_model
+from rcray.train.setup import with_references
+from rcray.train.step import optimizer_step
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of every pair of the step."""
+
+    prompt: int
+    chosen: int
+    rejected: int
+
+    @classmethod
+    def longest(cls, tokens: int) -> "Lengths":
+        """The pair that holds most memory within a limit per row: a short prompt, two answers as long as it allows."""
+        return cls(20, tokens - 20, tokens - 20)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the watch counted in one optimizer step."""
+
+    waits: Mapping[str, int]
+    stalls: Mapping[str, int]
+    copies: Mapping[str, int]
+    products: Mapping[str, int]
+    attention: Mapping[str, int]
+    weights_bytes: int  # alive before the step: weights, adapters, references
+    peak_bytes: int  # of two steps: the second has the optimizer's moments beside its activations
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain mappings."""
+        return asdict(self)
+
+
+def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = None, micro_batches: int = 2) -> Seen:
+    """Makes two steps of so many micro-batches; the second is counted. Fewer layers where asked."""
+    device = pretend_device()
+    size = config.train.micro_batch_size
+    content = config.model_dump(mode="json")
+    content["train"] |= {"batch_size": size * micro_batches}
+    config = RunConfig.model_validate(content)
+    gc.collect()
+    with Watch() as watch:
+        loaded = pretended_model(config.model, layers=layers)
+        use_precision(loaded.model, Precision.of(config, device))
+        pairs = made_up_pairs(size * micro_batches, lengths, config.model.shape.vocabulary if config.model.shape else 99)
+        data = EncodedPairs(pairs, EncodeReport())
+        schedule = Schedule.of(config, len(pairs), data.lengths)
+        reference = live = None
+        if config.needs_reference and config.objective.traits.token_level:
+            live = loaded.model if config.model.trains_adapters else pretended_model(config.model, layers=layers).model
+        elif config.needs_reference:
+            reference = ReferenceLogps(*(torch.full((len(pairs),), -99.0).double() for _ in range(4))).to(device)
+        state = with_references(config, loaded.model, data, schedule, device, 1, 0, reference, live)
+        state.policy.model.train()
+        batches = [collate(pairs, range(i, i + size)) for i in range(0, len(pairs), size)]
+        weights = watch.live
+        for step in (1, 2):
+            watch.forget()
+            optimizer_step(state, batches, step)
+        seen = Seen(
+            *map(dict, (watch.waits, watch.stalls, watch.copies, watch.products, watch.attention)), weights, watch.peak
+        )
+        del state, loaded, live, reference
+        gc.collect()
+    return seen
+
+
+def made_up_pairs(count: int, lengths: Lengths, vocabulary: int) -> list[EncodedPair]:
+    """Pairs of these lengths; their tokens do not matter."""
+    draw = random.Random(0)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(1, vocabulary) for _ in range(n))
+
+    sizes = lengths.prompt, lengths.chosen, lengths.rejected
+    return [EncodedPair(str(i), *(tokens(n) for n in sizes)) for i in range(count)]
+
