@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rcray.calibration.scores import Gradients, Products, Reduce
+from rcray.calibration.scores import Gradients, Reduce
 from rcray.config.calibration import EMA_BETA
 from rcray.objectives.base import Incentives
 from rcray.records.columns import Pathway, pathway_of
@@ -110,25 +110,33 @@ def statistics(d_w: LogMean, d_l: LogMean, scores: Scores) -> Statistics:
 
 def mean_incentives(parts: Incentives | Sequence[Incentives], reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
     """Mean d_w and d_l over the pairs of these micro-batches and of all workers, in the log domain."""
-    parts = [parts] if isinstance(parts, Incentives) else parts
+    return means_of(incentive_sums([parts] if isinstance(parts, Incentives) else parts, reduce).tolist())
+
+
+def incentive_sums(parts: Sequence[Incentives], reduce: Reduce | None = None) -> Tensor:
+    """What `means_of` reads, [workers, 5], still on the device: nothing is waited for."""
     log_d_w, d_w, log_d_l, d_l = (
         torch.cat([getattr(part, name) for part in parts]) for name in ("log_d_w", "d_w", "log_d_l", "d_l")
     )
-    sums = [*_log_sums(log_d_w, d_w), *_log_sums(log_d_l, d_l), float(len(d_w))]
-    local = torch.tensor(sums, dtype=torch.float64, device=d_w.device)
-    rows = local[None] if reduce is None else reduce.gather(local)
-    plus_w, minus_w, plus_l, minus_l, counts = zip(*rows.tolist(), strict=True)
+    count = log_d_w.new_full((), len(d_w))
+    local = torch.stack([*_log_sums(log_d_w, d_w), *_log_sums(log_d_l, d_l), count]).double()
+    return local[None] if reduce is None else reduce.gather(local)
+
+
+def means_of(rows: Sequence[Sequence[float]]) -> tuple[LogMean, LogMean]:
+    """Both mean incentives, from what each worker summed up."""
+    plus_w, minus_w, plus_l, minus_l, counts = zip(*rows, strict=True)
     return _signed_mean(plus_w, minus_w, sum(counts)), _signed_mean(plus_l, minus_l, sum(counts))
 
 
-def _log_sums(log_abs: Tensor, value: Tensor) -> tuple[float, float]:
+def _log_sums(log_abs: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """log of the sum of positive and of negative incentives.
 
     The sign of an incentive that underflowed to 0 is taken as positive, unless its log says it is exactly 0.
     """
     negative = torch.where(value < 0, log_abs, -math.inf)
     positive = torch.where(value < 0, -math.inf, log_abs)
-    return torch.logsumexp(positive, 0).item(), torch.logsumexp(negative, 0).item()
+    return torch.logsumexp(positive, 0), torch.logsumexp(negative, 0)
 
 
 def _signed_mean(positive: Sequence[float], negative: Sequence[float], count: float) -> LogMean:
@@ -150,7 +158,12 @@ def _logsumexp(values: Sequence[float]) -> float:
 
 
 def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = None, *, pairs: int) -> Scores:
-    """Norms and cosine of the mean scores over `pairs` pairs of all workers, reduced before they are squared."""
+    """Norms and cosine of the mean scores over `pairs` pairs of all workers."""
+    return from_products(score_products(grads_w, grads_l, reduce).tolist(), pairs)
+
+
+def score_products(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = None) -> Tensor:
+    """<s_w, s_w>, <s_l, s_l>, <s_w, s_l> of the summed scores, [3], reduced before they are squared."""
     products = torch.zeros(3, dtype=torch.float64, device=grads_w[0].device)
     for g_w, g_l in zip(grads_w, grads_l, strict=True):
         # float32 or better holds each product's terms, float64 their sum
@@ -160,12 +173,12 @@ def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = No
             g_w, g_l = reduce.sum(g_w), reduce.sum(g_l)
         terms = (g_w * g_w, g_l * g_l, g_w * g_l)
         products += torch.stack([term.sum(dtype=torch.float64) for term in terms])
-    return from_products(Products(*products.tolist()), pairs)
+    return products
 
 
-def from_products(products: Products, pairs: int) -> Scores:
+def from_products(products: Sequence[float], pairs: int) -> Scores:
     """Norms and cosine of the means over `pairs` pairs."""
-    ww, ll, wl = products.ww, products.ll, products.wl
+    ww, ll, wl = products
     if not all(map(math.isfinite, (ww, ll, wl))):
         return Scores(math.nan, math.nan, math.nan)
     rho = max(-1.0, min(1.0, wl / math.sqrt(ww) / math.sqrt(ll))) if ww and ll else math.nan

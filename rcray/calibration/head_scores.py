@@ -60,9 +60,9 @@ def gram_products(applied: HeadPass, weights: Tensor, split: int) -> Products:
     ((_, residual),) = applied.residuals()
     right = applied.h * weights[:, None].to(applied.h.dtype)
 
-    def product(a: slice, b: slice) -> float:
+    def product(a: slice, b: slice) -> Tensor:
         block = (residual[a] @ residual[b].T) * (right[a] @ right[b].T)
-        return float(block.sum(dtype=torch.float64))
+        return block.sum(dtype=torch.float64)
 
     w, l = slice(None, split), slice(split, None)  # noqa: E741
-    return Products(product(w, w), product(l, l), product(w, l))
+    return Products(torch.stack([product(w, w), product(l, l), product(w, l)]))

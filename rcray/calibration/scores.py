@@ -40,11 +40,9 @@ class Reduce(Protocol):
 
 @dataclass(frozen=True)
 class Products:
-    """Inner products of the two summed scores: all that norms and cosine need."""
+    """Inner products of the two summed scores, <w, w>, <l, l>, <w, l>: all that norms and cosine need."""
 
-    ww: float
-    ll: float
-    wl: float
+    values: Tensor  # [3] on the device
 
 
 @dataclass(frozen=True)

@@ -137,14 +137,18 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="time one micro-batch here; reads the model, caches it and the data")
     ] = False,
+    gpu: Annotated[
+        str, typer.Option("--gpu", help="the card assumed: a6000, l40s, l4, a100-40, a100-80, h100")
+    ] = "a6000",
     json_: JsonOption = False,
 ) -> None:
     """Show the unique cells of all files, which are done, what they take and what contradicts; nothing is run."""
+    from rcray.sweep.accelerators import accelerator
     from rcray.sweep.placement import read_cluster_file
     from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes)
+    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes, accelerator(gpu))
     if measure:
         planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:

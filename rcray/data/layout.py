@@ -119,7 +119,7 @@ class Layout:
             predicts=row * width + prompt[self.pair] + self.place - 1,
             span=self.longest,
             row_pair=both.repeat(2),
-            row_side=both.new_tensor([CHOSEN, REJECTED]).repeat_interleave(self.pairs),
+            row_side=torch.arange(2, device=both.device).repeat_interleave(self.pairs),  # CHOSEN, REJECTED
             positions=None,
             segments=None,
             unpacked=None,

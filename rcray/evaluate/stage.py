@@ -6,8 +6,8 @@ STORE/runs/RUN_ID/evaluation.json all rows of a run, and which keys they came fr
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any

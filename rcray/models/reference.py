@@ -153,9 +153,7 @@ def pair_logps(
         model.train(training)
 
 
-def _disagreement(
-    logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device
-) -> str | None:
+def _disagreement(logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> str | None:
     """Compares a sample with a live forward; another batch shape rounds differently, another model is far off."""
     stride = max(1, len(data.pairs) // _SAMPLE)
     index = range(0, len(data.pairs), stride)[:_SAMPLE]

@@ -12,31 +12,15 @@ from rcray.config import RunConfig
 from rcray.config.datasets import source_of
 from rcray.config.shape import Shape
 from rcray.data.survey import survey
+from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
+from rcray.sweep.memory import BYTES, GIB, train_memory
 
-GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """What one GPU is assumed to do."""
-
-    name: str = "RTX A6000"  # one of the paper's two kinds, so that its runtime table can be held against ours
-    flops: float = 154.8e12  # dense 16-bit, from the data sheet
-    utilisation: float = 0.30
-    memory: float = 48e9
-
-
-GPU = Accelerator()
 CPU_FLOPS = 2e10  # of one core, small matrices
 CPU_FLOPS_WIDE = 4.5e10  # the same from WIDE hidden units on; measured on SmolLM2-135M
 WIDE = 512
 CPU_SECONDS_PER_MICRO_BATCH = 0.015  # what a micro-batch costs on a CPU however small the model is
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FOUR_BIT_BYTES = 0.5 + 4 / 64  # nf4: half a byte, and a float32 scale for each 64 weights
-ACTIVATION_VALUES = 17  # kept per token, layer and hidden unit, without attention matrices (Korthikanti et al. 2022)
 PROCESS_BYTES = 0.9 * GIB  # a trial's own process with torch and transformers, no model; measured
 GROUP_BYTES = 1.5 * GIB  # a worker group's controller and helper actors beside its workers; measured
-GPU_CONTEXT_BYTES = 1.0 * GIB
 
 
 @dataclass(frozen=True)
@@ -77,13 +61,15 @@ def longest_sequence(config: RunConfig) -> int:
     return min(config.data.max_length, most or config.data.max_length)
 
 
-def estimate(config: RunConfig) -> Cost:
-    """What a cell takes, from its model's shape and its data's size."""
+def estimate(config: RunConfig, gpu: Accelerator = ACCELERATORS[DEFAULT]) -> Cost:
+    """What a cell takes, from its model's shape and its data's size; on this GPU, where it takes one."""
     shape, pairs = config.model.shape, training_pairs(config)
     tokens = None if pairs is None else 2 * pairs * sequence_tokens(config) * config.train.epochs
     flops = None if shape is None or tokens is None else tokens * _shared(config) * flops_per_token(config, shape)
-    hours = None if flops is None or pairs is None else _hours(config, flops, pairs)
-    train_bytes = None if shape is None else train_memory(config, shape)
+    if shape is not None and flops is not None:
+        flops += _forwards(config) * 2 * sequence_tokens(config) * forward_flops(shape)
+    hours = None if flops is None or pairs is None else _hours(config, flops, pairs, gpu)
+    train_bytes = None if shape is None else train_memory(config, shape, longest_sequence(config))
     gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
     gpu_hours = None if hours is None else hours * gpus
     return Cost(tokens, flops, hours, gpu_hours, train_bytes, _host_bytes(config, shape, train_bytes))
@@ -102,45 +88,46 @@ def flops_per_token(config: RunConfig, shape: Shape) -> float:
 
     Attention's own products are left out: a few percent at 1,024 tokens.
     """
-    n = shape.body + shape.vocabulary * shape.hidden  # looking an embedding up is no arithmetic
-    forward = 2 * n
+    forward = forward_flops(shape)
     backward = forward if config.model.trains_adapters else 2 * forward
     if config.calibration.scores == "full":
         backward *= 2  # both branches over all parameters, then the update
     live_reference = forward if config.needs_reference and config.objective.traits.token_level else 0
-    return float(forward + backward + live_reference)
+    recomputed = 2 * shape.body if config.execution.gradient_checkpointing else 0
+    return float(forward + backward + live_reference + recomputed)
 
 
-def _hours(config: RunConfig, flops: float, pairs: int) -> float:
+def forward_flops(shape: Shape) -> float:
+    """Of one token through body and head; looking an embedding up is no arithmetic."""
+    return float(2 * (shape.body + shape.vocabulary * shape.hidden))
+
+
+def _forwards(config: RunConfig) -> float:
+    """Pairs that are forwarded without a gradient: held-out ones before and after, the probes. Not the reference."""
+    looks = 1 + (config.total_steps or 0) // config.train.probe_every
+    return 2 * config.data.eval_pairs + looks * config.train.probe_pairs
+
+
+def reference_hours(config: RunConfig, gpu: Accelerator = ACCELERATORS[DEFAULT]) -> float | None:
+    """GPU-hours of the reference, computed once for all cells with this model and data; None where unknown or none."""
+    shape, pairs = config.model.shape, training_pairs(config)
+    cached = config.needs_reference and not config.objective.traits.token_level
+    if not cached or shape is None or pairs is None or not config.execution.gpus_per_worker:
+        return None
+    tokens = 2 * pairs * sequence_tokens(config) * _shared(config)
+    return tokens * forward_flops(shape) / gpu.rate(config) / 3600
+
+
+def _hours(config: RunConfig, flops: float, pairs: int, gpu: Accelerator) -> float:
     execution, train = config.execution, config.train
     workers = max(1, execution.workers)
     if execution.gpus_per_worker:
-        # A card of half the rate for float32 (TF32); a share of a card does a share of its work.
-        rate = GPU.flops * GPU.utilisation * (1 if "float16" in config.model.dtype + config.train.precision else 0.5)
-        return flops / (rate * workers * execution.gpus_per_worker) / 3600
+        # A share of a card does a share of its work.
+        return flops / (gpu.rate(config) * workers * execution.gpus_per_worker) / 3600
     micro_batches = train.epochs * (pairs // train.batch_size) * (train.batch_size // train.micro_batch_size)
     shape = config.model.shape
     rate = CPU_FLOPS_WIDE if shape is not None and shape.hidden >= WIDE else CPU_FLOPS
     return (flops / (rate * workers) + micro_batches * CPU_SECONDS_PER_MICRO_BATCH) / 3600
-
-
-def train_memory(config: RunConfig, shape: Shape) -> float:
-    """Bytes on one worker's device: weights, gradients, AdamW's two moments, activations of one micro-batch."""
-    model, execution = config.model, config.execution
-    width = BYTES[model.dtype]
-    frozen = shape.body * FOUR_BIT_BYTES + shape.embeddings * width if model.quantized else shape.parameters * width
-    if model.trains_adapters:
-        trained = shape.adapters(model.lora.r, model.lora.targets)
-        weights, trained_width = frozen + trained * 4, 4
-    else:
-        trained, trained_width, weights = shape.parameters, width, frozen
-    if config.needs_reference and config.objective.traits.token_level and not model.trains_adapters:
-        weights += frozen  # the frozen reference stays in memory
-    gradients, moments = trained * trained_width, 2 * trained * trained_width
-    rows = 2 * config.train.micro_batch_size // max(1, execution.workers)  # both answers are held until the backward
-    activations = rows * longest_sequence(config) * shape.layers * shape.hidden * ACTIVATION_VALUES * width
-    context = GPU_CONTEXT_BYTES if execution.gpus_per_worker else 0
-    return float(weights + gradients + moments + activations + context)
 
 
 def _host_bytes(config: RunConfig, shape: Shape | None, train_bytes: float | None) -> float:

@@ -5,23 +5,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rcray.config import Experiment
+from rcray.config import Experiment, content_key
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
 from rcray.records.progress import read_progress
 from rcray.records.states import State
 from rcray.records.status import read_status
 from rcray.store import RunDir, Store
-from rcray.sweep.cost import GPU, Cost, estimate, training_pairs
+from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
+from rcray.sweep.cost import Cost, estimate, reference_hours, training_pairs
 from rcray.sweep.grid import Cell
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
-ASSUMPTIONS = (
-    f"Estimates assume a {GPU.name} ({GPU.flops / 1e12:g} TFLOP/s in 16 bits, {GPU.utilisation:.0%} of it used), "
-    f"{_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of them. Evaluation is not counted. "
-    "Memory is one worker's, on its device."
-)
 MEASURED = (
     "Measured here: one micro-batch of each kind of cell, one cell at a time; reference, probes and held-out pairs are "
     "counted, benchmarks are not. Memory is that of the process."
@@ -48,6 +44,7 @@ class Plan:
     conflicts: Sequence[str]
     later: int = 0  # points that a search will choose when it has seen the first
     measured: bool = False  # by a timed micro-batch on this machine, where the cost says so
+    gpu: Accelerator = ACCELERATORS[DEFAULT]  # that GPU cells are assumed to run on
 
     @property
     def done(self) -> int:
@@ -62,6 +59,16 @@ class Plan:
     def gpu_hours(self) -> float:
         """Estimated GPU-hours of what is not done."""
         return sum(planned.cost.gpu_hours or 0.0 for planned in self._todo)
+
+    @property
+    def reference_hours(self) -> float:
+        """GPU-hours of the references that cells not done read, each counted once."""
+        once: dict[str, float] = {}
+        for planned in self._todo:
+            config = planned.cell.config
+            key = content_key([config.model.model_dump(mode="json"), config.data.model_dump(mode="json")])
+            once[key] = once.get(key) or reference_hours(config, self.gpu) or 0.0
+        return sum(once.values())
 
     @property
     def cpu_hours(self) -> float:
@@ -96,9 +103,12 @@ class Plan:
 
 
 def make_plan(
-    files: Sequence[tuple[Path, Experiment, Sequence[Cell]]], store: Path, nodes: Sequence[NodeKind] | None
+    files: Sequence[tuple[Path, Experiment, Sequence[Cell]]],
+    store: Path,
+    nodes: Sequence[NodeKind] | None,
+    gpu: Accelerator = ACCELERATORS[DEFAULT],
 ) -> Plan:
-    """The union of all files' cells; `nodes` are those of a cluster file, if one is given."""
+    """The union of all files' cells; `nodes` are those of a cluster file, if one is given; `gpu` the card assumed."""
     cells: dict[str, PlannedCell] = {}
     conflicts = _same_names([(path, experiment.name) for path, experiment, _ in files])
     for _, experiment, expanded in files:
@@ -109,7 +119,7 @@ def make_plan(
                 state = read_status(run.status).status  # as it stands: a plan changes nothing
                 if state is State.RUNNING and read_progress(run.path) is None:
                     state = State.PENDING  # its process is gone
-                known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config))
+                known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config, gpu))
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text
                 conflicts.append(
@@ -117,10 +127,10 @@ def make_plan(
                     f"against {ours}, or other checkpoints); whichever runs first decides"
                 )
             known.experiments.append(experiment.name)
-    conflicts += [text for planned in cells.values() for text in _misfits(planned, nodes)]
+    conflicts += [text for planned in cells.values() for text in _misfits(planned, nodes, gpu)]
     searches = [experiment.search for _, experiment, _ in files if experiment.search]
     later = sum(search.samples - len(search.points()) for search in searches)
-    return Plan(cells, conflicts, later)
+    return Plan(cells, conflicts, later, gpu=gpu)
 
 
 def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
@@ -155,13 +165,13 @@ def _same_names(named: Sequence[tuple[Path, str]]) -> list[str]:
     return conflicts
 
 
-def _misfits(planned: PlannedCell, nodes: Sequence[NodeKind] | None) -> list[str]:
+def _misfits(planned: PlannedCell, nodes: Sequence[NodeKind] | None, gpu: Accelerator) -> list[str]:
     config, misfits = planned.cell.config, []
     needed = planned.cost.train_bytes or 0.0
-    room = GPU.memory * min(1.0, config.execution.gpus_per_worker)
+    room = gpu.memory * min(1.0, config.execution.gpus_per_worker)
     if config.execution.gpus_per_worker and needed > room:
         misfits.append(
-            f"{planned.cell.label}: about {needed / 1e9:.0f} GB on a worker, its share of a {GPU.name} has "
+            f"{planned.cell.label}: about {needed / 1e9:.0f} GB on a worker, its share of a {gpu.name} has "
             f"{room / 1e9:.0f} GB"
         )
     if nodes is not None and not places(demand(config, with_memory=knows_memory(nodes)), nodes):
@@ -226,7 +236,19 @@ def summary(plan: Plan) -> str:
     if plan.later:
         lines.append(f"{plan.later} more points are chosen when the first have shown what they are worth")
     lines += [text for text in dict.fromkeys(map(_local_text, plan.cells.values())) if text]
-    return "\n".join([*lines, MEASURED if plan.measured else ASSUMPTIONS])
+    if plan.reference_hours:
+        lines.append(f"about {plan.reference_hours:,.1f} GPU-hours for reference likelihoods, computed once and shared")
+    return "\n".join([*lines, MEASURED if plan.measured else assumptions(plan.gpu)])
+
+
+def assumptions(gpu: Accelerator) -> str:
+    """What the estimates rest on."""
+    return (
+        f"Estimates assume a {gpu.name} ({gpu.flops / 1e12:g} TFLOP/s in 16 bits, {gpu.utilisation:.0%} of it used, "
+        f"{gpu.memory / 1e9:g} GB; --gpu names another), {_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of "
+        "them. Held-out pairs are counted, benchmarks are not. Memory is one worker's, on its device, with the longest "
+        "pairs: measured on the real shapes of the presets (rcray/sweep/memory.py), a rule of thumb for others."
+    )
 
 
 def held_out_notes(cells: Sequence[Cell]) -> list[str]:

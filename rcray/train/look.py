@@ -77,11 +77,12 @@ class Looks:
             for side in branches:
                 self.sum_gradients(side)
         flat, before = self.coordinates.flat, self.last
+        start = fresh.start.to(self.policy.device, non_blocking=True)
         self.last = {"weights": flat(self.parameters), "score_w": flat(branches[0]), "score_l": flat(branches[1])}
         return Look(
             self.last["score_w"],
             self.last["score_l"],
-            drift=self._drift(torch.cat(likelihoods, 1) - fresh.start, fresh.pairs),
+            drift=self._drift(torch.cat(likelihoods, 1) - start, fresh.pairs),
             pairs=fresh.pairs,
             predicted=self._since(before) if before else None,
         )

@@ -12,6 +12,7 @@ token weighs in its likelihood, it gives the scores; told the seeds, it makes th
 Where scores cannot be read off, extra_gradients.py takes them the published way.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from rcray.calibration.scores import Gradients, Products, SideScores, branch_gradients
 from rcray.data.batch import Batch
 from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, one_side, packed, two_rows, worth_packing
+from rcray.errors import DegenerateRunError
 from rcray.models.adapters import adapters_off
 from rcray.models.blocks import AdapterBlock
 from rcray.models.forward import Flow, answer_logps, cutting, unfolding, watching
@@ -142,6 +144,41 @@ def of_both_sides(parts: Sequence[SideScores | Products]) -> SideScores | Produc
     chosen, rejected = parts
     assert isinstance(chosen, SideScores) and isinstance(rejected, SideScores)
     return SideScores(chosen.w, rejected.l)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A micro-batch for the record: sums over its pairs, on the device, and what names a pair that is broken."""
+
+    sums: Tensor  # [6] loss, z_w, z_l, zt_w, zt_l, guarded
+    index: Tensor
+    loss: Tensor
+    pairs: PairLogps
+
+    def broken(self, step: int) -> DegenerateRunError:
+        """The first pair whose loss is not finite."""
+        row = int((~torch.isfinite(self.loss)).nonzero()[0])
+        return DegenerateRunError(
+            f"step {step}: loss {self.loss[row].item()} on training pair {int(self.index[row])} "
+            f"(z_w {self.pairs.z_w[row].item():.4g}, z_l {self.pairs.z_l[row].item():.4g})"
+        )
+
+
+def record_of(objective: Objective, batch: Batch, pairs: PairLogps, loss: Tensor) -> Recorded:
+    """Nothing is waited for."""
+    nothing = torch.full_like(loss, math.nan) if pairs.ref_w is None else None
+    with torch.no_grad():
+        parts = [
+            loss,
+            pairs.z_w,
+            pairs.z_l,
+            pairs.zt_w if nothing is None else nothing,
+            pairs.zt_l if nothing is None else nothing,
+            objective.guarded(pairs).to(loss.dtype),
+        ]
+        sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])
+    detached = pairs.with_z(pairs.z_w.detach(), pairs.z_l.detach())
+    return Recorded(sums, batch.index, loss.detach(), detached)
 
 
 def lay_out(policy: Policy, batch: Batch, apart: bool) -> list[Layout]:

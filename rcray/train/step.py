@@ -7,8 +7,9 @@ Legend
              branches cost one backward together, and alpha may be known only after both
   look       scores of pairs not yet trained on, every few steps: they judge the updates made and the one to come
 
-All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 and one worker = two. How a micro-batch
-goes through the model, and how its scores are read off, is in micro.py; looks are in look.py, the record in record.py.
+All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 and one worker = two. Numbers stay
+on the device until they are needed, see window.py. How a micro-batch goes through the model, and how scores are read
+off, is in micro.py; looks are in look.py, the record in record.py.
 """
 
 import math
@@ -22,20 +23,20 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from rcray.calibration import Calibrator, Reduce, mean_incentives, observe
-from rcray.calibration.band import Statistics, from_products, statistics, summarise
+from rcray.calibration import Calibrator, Reduce
 from rcray.calibration.scores import Gradients, Products, SideScores
 from rcray.calibration.update import Drift, Move, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
-from rcray.objectives.base import Incentives, PairLogps, incentives
+from rcray.objectives.base import PairLogps, incentives
 from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.look import Fresh, Look, Looks
-from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradients, of_both_sides
+from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradients, of_both_sides, record_of
 from rcray.train.parts import HeadPart, ScoreSource
 from rcray.train.profile import PHASE
 from rcray.train.record import Decision, Judged, StepOutcome, judge
 from rcray.train.scaling import OVERFLOW, LossScaling
+from rcray.train.window import Window, read_step
 
 Micro = ReadOff | ExtraGradients
 Branches = tuple[Gradients, Gradients]  # the gradient's parts through the chosen and through the rejected answers
@@ -97,20 +98,9 @@ class StepState:
         """Whether the winner fell past the guard."""
         return self.guard is not None and self.drift.mean.w < -self.guard
 
-
-@dataclass
-class Window:
-    """Sums over the micro-batches of one window, on this worker."""
-
-    pairs: int  # over all workers
-    checks_sketch: bool = False
-    incentives: list[Incentives] = field(default_factory=list)
-    scores: SideScores = field(default_factory=lambda: SideScores([], []))
-    products: Products | None = None  # in place of the sums, where this worker's one micro-batch is the window
-    full: SideScores = field(default_factory=lambda: SideScores([], []))  # over all parameters
-    exact: SideScores = field(default_factory=lambda: SideScores([], []))  # what a sketch stands for
-    recorded: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.float64))
-    tokens: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # real, computed
+    def decide(self, window: Window, evidence: Sequence[float] | None = None) -> Decision:
+        """Decides for a window, once; its evidence is read off the device unless it is given."""
+        return window.decide(self.calibrator, self.workers.count, guarding=self.guarding, numbers=evidence)
 
 
 def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh: Fresh | None = None) -> StepOutcome:
@@ -121,24 +111,29 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     look = _take_look(state, fresh)
     branches: Branches | None = ([], []) if look else None
     log_alpha = 0.0 if look else _factor_between_looks(state)
-    decisions, sums = [], torch.zeros(8, dtype=torch.float64)
+    windows = []
     checks_sketch = bool(scoring.check_sketch_every) and (step - 1) % scoring.check_sketch_every == 0
     for part in [[b] for b in batches] if scoring.per_micro_batch else [list(batches)]:
         window = Window(sum(len(batch.index) for batch in part) * workers.count, checks_sketch)
-        decisions.append(_backward(state, part, window, step, log_alpha, branches))
-        sums += torch.cat([window.recorded, window.tokens])
+        windows.append(window)
+        _backward(state, part, window, log_alpha, branches)
 
     judged = None
     gradients = [*branches[0], *branches[1]] if branches else [p.grad for p in update.parameters if p.grad is not None]
     if update.scaling:
         update.scaling.unscale(gradients)
     if look and branches:
-        judged, log_alpha = _join_branches(state, look, branches, decisions)
+        for window in windows:
+            state.decide(window)
+        judged, log_alpha = _join_branches(state, look, branches, [window.made for window in windows])
     elif workers.sum_gradients:
         with record_function(PHASE + "workers"):
             workers.sum_gradients(gradients)
     with record_function(PHASE + "clip"):
-        norm = float(update.clip(update.parameters, update.clip_norm))
+        clipped = update.clip(update.parameters, update.clip_norm)
+    guarding = state.guarding
+    numbers = read_step(windows, clipped, step, state.decide, workers.reduce)
+    decisions, norm, sums = [window.made for window in windows], numbers.norm, numbers.sums
     sound = update.scaling is None or update.scaling.settle(norm)
     if sound and not math.isfinite(norm):
         pairs = [int(i) for batch in batches for i in batch.index]
@@ -149,19 +144,17 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
         if sound:
             update.optimizer.step()
     update.scheduler.step()
-    *recorded, real, computed = (sums if workers.reduce is None else workers.reduce.sum(sums)).tolist()
-    guarding = state.guarding
     if state.looks is not None and state.policy.reference is not None:  # the batch before its update: fresh pairs, too
-        state.drift.add(update.batch_size, Move(recorded[3] / update.batch_size, recorded[4] / update.batch_size))
+        state.drift.add(update.batch_size, Move(sums[3] / update.batch_size, sums[4] / update.batch_size))
     if isinstance(state.calibrator, UpdateCalibrator):
         decisions = [replace(d, calibration=replace(d.calibration, log_alpha=log_alpha)) for d in decisions]
     return StepOutcome(
         decisions=decisions,
-        sums=recorded,
+        sums=sums,
         pairs=update.batch_size,
         grad_norm=norm,
         learning_rate=rate,
-        padding=1 - real / computed,
+        padding=1 - numbers.real_tokens / numbers.computed_tokens,
         guarding=guarding,
         judged=judged,
         lost="" if sound else OVERFLOW,
@@ -211,8 +204,8 @@ def _join_branches(
 
 
 def _backward(
-    state: StepState, batches: Sequence[Batch], window: Window, step: int, log_alpha: float, branches: Branches | None
-) -> Decision:
+    state: StepState, batches: Sequence[Batch], window: Window, log_alpha: float, branches: Branches | None
+) -> None:
     """Adds a window's gradient to the parameters, or its parts to the branches of the step where those are given.
 
     Where alpha is known beforehand each micro-batch goes backward at once. With the published calibration it is known
@@ -232,15 +225,17 @@ def _backward(
     up, down = math.exp(log_alpha), math.exp(-log_alpha)
     for batch in batches:
         micro = _forward(state, batch, window, apart=several or branches is not None)
-        seed_w, seed_l = _seeds(state, batch, micro.pairs, window, step)
+        seed_w, seed_l = _seeds(state, batch, micro.pairs, window)
         if published or isinstance(micro, ExtraGradients):
             _add_scores(state.scoring, micro, window)
         if several or not published:
             go(micro, seed_w * up, seed_l * down)
         if not published and isinstance(micro, ReadOff):
             _add_scores(state.scoring, micro, window)
-    decision = _decide(state, window)
-    alpha = decision.calibration.alpha
+    window.close(state.workers.reduce)
+    if not published:
+        return
+    alpha = state.decide(window).calibration.alpha
     if several and branches is None:
         for parameter, from_w, from_l in zip(parameters, *kept, strict=True):
             parameter.grad = from_w.mul_(alpha).add_(from_l, alpha=1 / alpha)
@@ -248,16 +243,16 @@ def _backward(
         for side, factor in zip(branches, (alpha, 1 / alpha), strict=True):
             for gradient in side:
                 gradient.mul_(factor)
-    elif published:
+    else:
         go(micro, seed_w * alpha, seed_l / alpha)
-    return decision
 
 
 def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> Micro:
     """Forwards a micro-batch; `apart`: each side in a graph of its own."""
     policy, source = state.policy, state.scoring.source
     alone = not apart and state.workers.count == 1 and window.pairs == len(batch.index)
-    adapters = CutPart if isinstance(state.calibrator, Calibrator) else WatchedPart
+    # Watching asks how small a seed is, and off the CPU that is a wait.
+    adapters = CutPart if isinstance(state.calibrator, Calibrator) or policy.device.type != "cpu" else WatchedPart
 
     def part(layout: Any, weights: Tensor | None) -> Any:
         assert source is not None
@@ -271,11 +266,11 @@ def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> 
         return ReadOff(policy, batch, part, apart=apart)
 
 
-def _seeds(state: StepState, batch: Batch, pairs: PairLogps, window: Window, step: int) -> tuple[Tensor, Tensor]:
+def _seeds(state: StepState, batch: Batch, pairs: PairLogps, window: Window) -> tuple[Tensor, Tensor]:
     """The objective, differentiated once: incentives for the window, and the seeds of the backward over the step."""
     with record_function(PHASE + "incentives"):
         per_pair = incentives(state.policy.objective, pairs, double=False)
-        window.recorded += _sums(state.policy, batch, pairs, per_pair.loss, step)
+        window.recorded.append(record_of(state.policy.objective, batch, pairs, per_pair.loss))
         window.incentives.append(per_pair)
     scaling = state.update.scaling
     size = state.update.batch_size / (scaling.scale if scaling else 1)
@@ -284,7 +279,7 @@ def _seeds(state: StepState, batch: Batch, pairs: PairLogps, window: Window, ste
 
 def _add_scores(scoring: Scoring, micro: Micro, window: Window) -> None:
     """A micro-batch's scores join the window; those over all parameters too, by extra gradients, where asked for."""
-    window.tokens += torch.tensor([micro.real_tokens, micro.computed_tokens])
+    window.tokens = [window.tokens[0] + micro.real_tokens, window.tokens[1] + micro.computed_tokens]
     if scoring.full_parameters:
         assert isinstance(micro, ExtraGradients)
         _add(window.full, micro.scores_at(scoring.full_parameters))
@@ -304,43 +299,3 @@ def _add_scores(scoring: Scoring, micro: Micro, window: Window) -> None:
 def _add(total: SideScores, part: SideScores) -> None:
     add_gradients(total.w, part.w)
     add_gradients(total.l, part.l)
-
-
-def _decide(state: StepState, window: Window) -> Decision:
-    reduce = state.workers.reduce
-    means = mean_incentives(window.incentives, reduce)
-    if window.products is not None:
-        scores = from_products(window.products, window.pairs)
-    else:
-        scores = summarise(window.scores.w, window.scores.l, reduce, pairs=window.pairs)
-    stats = statistics(*means, scores)
-    decision = state.calibrator.update(stats) if isinstance(state.calibrator, Calibrator) else observe(stats)
-    if state.guarding:  # back to the objective's own ratio, if calibration weighs the winner less
-        decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
-
-    def seen_by(other: SideScores) -> Statistics | None:
-        """The same objective, from other scores."""
-        return statistics(*means, summarise(other.w, other.l, reduce, pairs=window.pairs)) if other.w else None
-
-    return Decision(decision, full=seen_by(window.full), exact=seen_by(window.exact))
-
-
-def _sums(policy: Policy, batch: Batch, pairs: PairLogps, loss: Tensor, step: int) -> Tensor:
-    """Sums of a micro-batch for the record; stops the run at the first non-finite value."""
-    if not torch.isfinite(loss).all():
-        row = int((~torch.isfinite(loss)).nonzero()[0])
-        raise DegenerateRunError(
-            f"step {step}: loss {loss[row].item()} on training pair {int(batch.index[row])} "
-            f"(z_w {pairs.z_w[row].item():.4g}, z_l {pairs.z_l[row].item():.4g})"
-        )
-    has_reference = pairs.ref_w is not None
-    with torch.no_grad():
-        parts = [
-            loss,
-            pairs.z_w,
-            pairs.z_l,
-            pairs.zt_w if has_reference else torch.full_like(loss, math.nan),
-            pairs.zt_l if has_reference else torch.full_like(loss, math.nan),
-            policy.objective.guarded(pairs).to(loss.dtype),
-        ]
-        return torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()

@@ -174,7 +174,6 @@ class Watch(TorchDispatchMode):
         elif waits:
             self.waits[f"{tuple(source.shape)} copied back at {_line()}"] += 1
 
-
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *others: Any, **options: Any
     ) -> Tensor:

@@ -20,7 +20,7 @@ BLOCK = 64  # 4-bit weights that share a scale
 
 
 def pretended_model(config: ModelConfig, *, layers: int | None = None) -> LoadedModel:
-    """The model as `load_model` would give it, on the device of the watch around this call; fewer layers where asked."""
+    """The model as `load_model` would give it, on the device of the watch around it; fewer layers where asked."""
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 

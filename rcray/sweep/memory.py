@@ -1,0 +1,95 @@
+"""Memory of a training step on a GPU, from peaks that were measured on the real shapes. No torch.
+
+`python -m rcray.sweep.pretend` makes optimizer steps of the presets on a pretended GPU and writes peaks.json: for each
+model, method, precision and way to carry it out the bytes that are there whatever the pairs are, and the bytes that
+each token of a micro-batch adds. A test holds the file against the code. Another shape has a rough rule here until
+`rcray plan --measure` makes its step in the same way.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from rcray.config import RunConfig
+from rcray.config.shape import Shape
+
+GIB = 2**30
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FOUR_BIT_BYTES = 0.5 + 4 / 64  # nf4: half a byte, and a float32 scale for each 64 weights
+#: Kept per token, layer and hidden unit, without attention matrices (Korthikanti et al. 2022); with checkpointing only
+#: what goes into each block.
+ACTIVATION_VALUES, CHECKPOINT_VALUES = 17, 1
+GPU_CONTEXT_BYTES = 1.0 * GIB  # CUDA's own, and cuBLAS's workspace
+ALLOCATOR = 1.05  # what torch's caching allocator holds beside what is alive
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The memory of a step as a line over the tokens of its micro-batch."""
+
+    fixed: float
+    per_token: float
+
+    def at(self, tokens: int) -> float:
+        """Bytes alive at once."""
+        return self.fixed + self.per_token * tokens
+
+
+def peak_key(config: RunConfig) -> str:
+    """What decides a step's memory beside its tokens, as peaks.json names it."""
+    model = config.model
+    kept = "checkpointed" if config.execution.gradient_checkpointing else "kept"
+    adapters = f" r{model.lora.r}" if model.trains_adapters else ""
+    stored = "" if model.quantized else f" {model.dtype}"
+    return f"{model.name} {model.method}{adapters}{stored} {config.compute_dtype} {kept}"
+
+
+@cache
+def measured_peaks() -> dict[str, Peak]:
+    """Those that are kept as data."""
+    content = json.loads(resources.files("rcray.sweep").joinpath("peaks.json").read_text())
+    return {key: Peak(**values) for key, values in content["peaks"].items()}
+
+
+def train_memory(config: RunConfig, shape: Shape, longest: int) -> float:
+    """Bytes on one worker's device: weights, gradients, the optimizer's moments, activations of one micro-batch."""
+    execution = config.execution
+    rows = 2 * max(1, config.train.micro_batch_size // max(1, execution.workers))  # both answers until the backward
+    tokens = rows * longest
+    if config.train.micro_batch_tokens is not None:
+        tokens = max(2 * longest, config.train.micro_batch_tokens)
+    if not execution.gpus_per_worker:
+        return ruled_peak(config, shape).at(tokens)
+    peak = measured_peaks().get(peak_key(config)) or ruled_peak(config, shape)
+    return peak.at(tokens) * ALLOCATOR + extra_weights(config, shape) + GPU_CONTEXT_BYTES
+
+
+def frozen_bytes(config: RunConfig, shape: Shape) -> float:
+    """The weights as they are stored, without adapters."""
+    width = BYTES[config.model.dtype]
+    if config.model.quantized:
+        return shape.body * FOUR_BIT_BYTES + shape.embeddings * width
+    return float(shape.parameters * width)
+
+
+def extra_weights(config: RunConfig, shape: Shape) -> float:
+    """A second copy of the model, where token-level objectives read a reference that no adapter can be switched off."""
+    live = config.needs_reference and config.objective.traits.token_level
+    return frozen_bytes(config, shape) if live and not config.model.trains_adapters else 0.0
+
+
+def ruled_peak(config: RunConfig, shape: Shape) -> Peak:
+    """By rule of thumb: what the shape says, without looking."""
+    model, width = config.model, BYTES[config.model.dtype]
+    frozen = frozen_bytes(config, shape)
+    if model.trains_adapters:
+        trained, trained_width = shape.adapters(model.lora.r, model.lora.targets), 4
+        weights = frozen + trained * 4
+    else:
+        trained, trained_width, weights = shape.parameters, width, frozen
+    moments = {"adamw": 2.0, "adamw8bit": 0.5, "sgd": 1.0 if config.train.momentum else 0.0}
+    fixed = weights + trained * trained_width * (1 + moments.get(config.train.optimizer, 2.0))
+    values = CHECKPOINT_VALUES if config.execution.gradient_checkpointing else ACTIVATION_VALUES
+    kept = shape.layers * values + (ACTIVATION_VALUES if config.execution.gradient_checkpointing else 0)
+    return Peak(float(fixed), float(kept * shape.hidden * BYTES[config.compute_dtype]))
