@@ -23,7 +23,8 @@ from rcray.config.models import MODELS, embedded_models, preset_models, short_na
 from rcray.config.schema import TrainConfig
 from rcray.data.survey import held_out_size, survey
 from rcray.errors import ConfigError, did_you_mean
-from rcray.sweep.cost import GPU, estimate
+from rcray.sweep.accelerators import ACCELERATORS, DEFAULT
+from rcray.sweep.cost import estimate
 from rcray.sweep.grid import expand
 
 _LARGEST_NAME = 64
@@ -145,7 +146,7 @@ def _gpu_comment(tiny: bool, gpus: int) -> str:
 
 def _micro_batch(model: Mapping[str, Any], data: Mapping[str, Any], batch: int, size: int, gpus: int) -> int:
     """The micro-batch halved until one cell fits its share of this machine's memory, or of a GPU's."""
-    room = GPU.memory if gpus else _MEMORY_SHARE * psutil.virtual_memory().total
+    room = ACCELERATORS[DEFAULT].memory if gpus else _MEMORY_SHARE * psutil.virtual_memory().total
     while True:
         train = {"batch_size": batch, "micro_batch_size": size}
         settings = {"model": model, "data": data, "train": train, "execution": {"gpus_per_worker": gpus}}

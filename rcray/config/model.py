@@ -182,6 +182,13 @@ def train_defaults(model: Mapping[str, Any]) -> Mapping[str, Any]:
     return {field: value for field, value in MODELS[name].train.items() if same or field != "learning_rate"}
 
 
+def execution_defaults(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a known model says about `execution:` with its usual method."""
+    name = str(model.get("name"))
+    usual = name in MODELS and model.get("method", _usual_method(name)) == _usual_method(name)
+    return MODELS[name].execution if usual else {}
+
+
 def official_precision(model: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the authors computed a known model in, by section; nothing where another method or dtype is asked for."""
     name = str(model.get("name"))

@@ -10,7 +10,15 @@ from rcray.config.calibration import CalibrationConfig
 from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
-from rcray.config.model import Dtype, ModelConfig, default_scores, fill_open, official_precision, train_defaults
+from rcray.config.model import (
+    Dtype,
+    ModelConfig,
+    default_scores,
+    execution_defaults,
+    fill_open,
+    official_precision,
+    train_defaults,
+)
 from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
 from rcray.config.objectives.names import resolve
 from rcray.config.search import SearchConfig
@@ -135,7 +143,11 @@ class RunConfig(Section):
             filled["objective"] = {**constants, **objective}
         model = filled.get("model", {})
         if isinstance(model, dict):
-            defaults = {"train": train_defaults(model), "calibration": {"scores": default_scores(model)}}
+            defaults = {
+                "train": train_defaults(model),
+                "calibration": {"scores": default_scores(model)},
+                "execution": execution_defaults(model),
+            }
             filled = fill_open(filled, official_precision(model) if fidelity == "official" else {})
             filled = fill_open(filled, defaults)
         return filled
