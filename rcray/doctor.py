@@ -125,19 +125,28 @@ def check_devices() -> Iterator[Finding]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     yield Finding("cpu", "ok", f"{cores} cores, {memory:.1f} GiB of memory")
     if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(i)
-            bf16 = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
-            yield Finding(f"gpu {i}", "ok", f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, {bf16}")
+        yield from _check_cards(torch.cuda.device_count())
     elif Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists():
-        yield Finding(
-            "gpu",
-            "warning",
-            f"there is an NVIDIA device, and torch {torch.__version__} cannot use it",
-            "install the torch build for your CUDA driver: https://pytorch.org/get-started",
-        )
+        from rcray.models.device import why_no_gpu
+
+        reason, fix = why_no_gpu() or ("", "")
+        yield Finding("gpu", "broken", f"there is an NVIDIA device, and no GPU can be used: {reason}", fix)
     else:
         yield Finding("gpu", "ok", "none: the embedded models run on CPUs, everything larger wants one")
+
+
+def _check_cards(count: int) -> Iterator[Finding]:
+    """Each card is tried, then two of them together."""
+    from rcray.models.cards import try_card, try_pair
+
+    tried = [(f"gpu {i}", try_card(i)) for i in range(count)]
+    if count > 1:
+        tried.append(("gpus", try_pair(0, 1)))
+    for name, card in tried:
+        if not card.problems:
+            yield Finding(name, "ok", card.detail)
+        for problem, fix in card.problems:
+            yield Finding(name, "broken", f"{card.detail}; {problem}", fix)
 
 
 def check_disk(store: Path) -> Iterator[Finding]:

@@ -59,9 +59,10 @@ class TrainConfig(Section):
     learning_rate: Positive = 1e-6
     weight_decay: NonNegative = 0.0
     clip_norm: Positive = Field(1.0, description="gradient norm above which the gradient is scaled down")
-    optimizer: Literal["adamw", "adamw8bit", "sgd"] = Field(
+    optimizer: Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit", "sgd"] = Field(
         "adamw",
-        description="adamw8bit keeps its moments in 8 bits (bitsandbytes), a quarter of the memory; sgd is plain",
+        description="8bit: moments in 8 bits (bitsandbytes), a quarter of the memory; paged: moments move to main "
+        "memory when a GPU is full; sgd is plain",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
     precision: Literal["weights", "bfloat16", "float16", "tf32"] = Field(
@@ -183,9 +184,9 @@ class RunConfig(Section):
                 f"calibration.look_pairs {self.calibration.look_pairs} counts pairs over all workers and is not a "
                 f"multiple of execution.workers {workers}"
             )
-        if self.calibration.steers_by_update and self.train.optimizer == "adamw8bit":
+        if self.calibration.steers_by_update and self.train.optimizer not in ("adamw", "sgd"):
             raise ValueError(
-                "calibration.kind 'update' reads the optimizer's moments, which adamw8bit keeps in 8 bits; use "
+                f"calibration.kind 'update' reads the optimizer's moments, and {self.train.optimizer} hides them; use "
                 "train.optimizer adamw or sgd, or calibration.kind published"
             )
         if self.train.momentum and self.train.optimizer != "sgd":
@@ -223,8 +224,10 @@ class RunConfig(Section):
             )
         if self.execution.parallel == "fsdp" and self.model.method == "qlora":
             raise ValueError("execution.parallel 'fsdp' cannot shard 4-bit weights; use model.method lora or full")
-        if self.execution.parallel == "fsdp" and self.train.optimizer == "adamw8bit":
-            raise ValueError("train.optimizer 'adamw8bit' cannot work on sharded weights; use adamw, or parallel ddp")
+        if self.execution.parallel == "fsdp" and self.train.optimizer not in ("adamw", "sgd"):
+            raise ValueError(
+                f"train.optimizer {self.train.optimizer!r} cannot work on sharded weights; use adamw, or parallel ddp"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from torch import Tensor
 from rcray.data.encoded import EncodedPair
 from rcray.data.schedule import LookSchedule, Schedule, padding_share
 
-__all__ = ["Batch", "LookSchedule", "Schedule", "Side", "collate", "padding_share"]
+__all__ = ["Batch", "LookSchedule", "Schedule", "Side", "collate", "moved", "padding_share"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Side:
 
     def to(self, device: torch.device) -> "Side":
         """The same side on a device."""
-        return Side(self.ids.to(device), self.attention.to(device), self.response.to(device))
+        return Side(moved(self.ids, device), moved(self.attention, device), moved(self.response, device))
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,14 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on a device."""
-        return Batch(self.index.to(device), self.chosen.to(device), self.rejected.to(device))
+        return Batch(moved(self.index, device), self.chosen.to(device), self.rejected.to(device))
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device. To a GPU it goes through pinned memory, which is the way that nobody waits for."""
+    if tensor.device.type != "cpu" or device.type == "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # pinned ones are taken as they are
 
 
 def collate(pairs: Sequence[EncodedPair], index: Sequence[int]) -> Batch:

@@ -9,6 +9,7 @@ from 2 P + W + L to P + W + L. Positions of the rejected answer start again afte
 Padding is on the right, where causal attention never reads it: plain rows need no mask at all.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,9 @@ from rcray.data.batch import Batch, Side
 CHOSEN, REJECTED = 0, 1
 #: Packing has to spare at least this share of the tokens: its mask costs attention the shortcut for causal rows.
 WORTH_PACKING = 0.12
+#: On a GPU it has to spare this share of the arithmetic. A kernel that takes a mask computes what it hides, too, and is
+#: slower than the one for causal rows by about this factor.
+_WORTH_ON_GPU, _MASKED = 0.05, 1.5
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,19 @@ class Layout:
 
     def to(self, device: torch.device) -> "Layout":
         """The same layout on a device."""
+        if device.type == "cpu":
+            return self
+        source = self.pinned()
+        return source._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Layout":
+        """The same layout in pinned memory, from which nobody waits for a copy to a GPU."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Layout":
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {n: v.to(device, non_blocking=True) for n, v in values.items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+        changed: dict[str, Any] = {name: change(v) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
     def block_mask(self) -> Any:
         """What FlexAttention skips, block by block: tokens after one's own, and in packed rows the other answer."""
@@ -144,18 +158,36 @@ class Layout:
         return torch.cat([seed_w[self.pair[: self.split]], seed_l[self.pair[self.split :]]])
 
 
+@dataclass(frozen=True)
+class LaidOut(Batch):
+    """A micro-batch whose layout was made ahead, in pinned memory: one forward of both sides."""
+
+    layout: Layout | None = None
+
+
 def longest_row(batch: Batch) -> int:
     """Tokens of the longest plain row."""
     prompt, chosen, rejected = _sizes(batch)
     return int((prompt + torch.maximum(chosen, rejected)).max())
 
 
-def worth_packing(batch: Batch) -> bool:
-    """Whether one packed row per pair is clearly less to compute than two rows, padding included."""
+def worth_packing(batch: Batch, hidden: int | None = None, *, skips: bool = False) -> bool:
+    """Whether one packed row per pair is clearly less to compute than two rows, padding included.
+
+    Args:
+        batch: the pairs.
+        hidden: hidden units of a model on a GPU, by which its layers weigh against attention; None: on a CPU.
+        skips: attention by a kernel that leaves out what a mask hides.
+    """
     prompt, chosen, rejected = _sizes(batch)
-    plain = 2 * len(prompt) * longest_row(batch)
-    packed = len(prompt) * int((prompt + chosen + rejected).max())
-    return packed < (1 - WORTH_PACKING) * plain
+    row, wide = longest_row(batch), int((prompt + chosen + rejected).max())
+    if hidden is None:
+        return len(prompt) * wide < (1 - WORTH_PACKING) * 2 * len(prompt) * row
+    # Multiplications of a block, per pair and in units of its hidden size: 12 h in its layers for each token, 2 in
+    # attention for each token that a token reads.
+    plain = 2 * (12 * hidden * row + row**2)
+    packed = 12 * hidden * wide + (1 if skips else 2 * _MASKED) * wide**2
+    return packed < (1 - _WORTH_ON_GPU) * plain
 
 
 def two_rows(batch: Batch) -> Layout:

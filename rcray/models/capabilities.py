@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rcray.data.batch import Batch, Side
-from rcray.data.layout import Layout, packed, two_rows
+from rcray.data.layout import Layout, packed, two_rows, worth_packing
 from rcray.errors import ConfigError
 from rcray.models.blocks import blocks_of
 from rcray.models.forward import FLEX, answer_logps, attention_of, body_of
@@ -99,6 +99,13 @@ class Capabilities:
         except (TypeError, ValueError, RuntimeError):
             return False
         return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)
+
+    def worth_packing(self, batch: Batch) -> bool:
+        """Whether packed rows spare enough of these pairs, on the device the model is on."""
+        model = self.model
+        if model.get_output_embeddings().weight.device.type == "cpu":
+            return worth_packing(batch)
+        return worth_packing(batch, model.config.hidden_size, skips=attention_of(model) == FLEX)
 
     @property
     def window(self) -> int | None:

@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Bytes of float32 logits alive at once.
+#: Bytes of float32 logits alive at once: on a CPU, and as a share of a GPU's memory, where a chunk too small would
+#: read a large head again and again.
 CHUNK_BYTES = 32 * 2**20
+_SHARE_OF_GPU, _USUAL_GPU = 128, 48 * 10**9
 #: Bytes of residuals kept for the backward of a trained head; beyond it they are recomputed.
 KEEP_BYTES = 512 * 2**20
 
@@ -207,14 +209,23 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+def _chunk(h: Tensor, weight: Tensor) -> int:
+    """Tokens per chunk on this device."""
+    tokens = chunk_tokens(weight.shape[0])
+    if h.device.type == "cpu":
+        return tokens
+    memory = torch.cuda.get_device_properties(h.device).total_memory if h.device.type == "cuda" else _USUAL_GPU
+    return max(tokens, memory // _SHARE_OF_GPU // (4 * weight.shape[0]))
+
+
 def _chunks(h: Tensor, weight: Tensor) -> Iterator[slice]:
-    step = chunk_tokens(weight.shape[0])
+    step = _chunk(h, weight)
     return (slice(start, min(start + step, h.shape[0])) for start in range(0, h.shape[0], step))
 
 
 def _buffer(h: Tensor, weight: Tensor) -> Tensor:
     """One block of logits, used by every chunk in turn."""
-    rows = min(h.shape[0], chunk_tokens(weight.shape[0]))
+    rows = min(h.shape[0], _chunk(h, weight))
     return h.new_empty(rows, weight.shape[0], dtype=_wide(h))
 
 

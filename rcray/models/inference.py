@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rcray.data.batch import Batch, collate
 from rcray.data.encoded import EncodedPair
-from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, packed, two_rows, worth_packing
+from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, packed, two_rows
 from rcray.models.capabilities import Capabilities, capabilities_of
 from rcray.models.forward import answer_logps
 from rcray.models.likelihood import side_logps
@@ -92,4 +92,4 @@ def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None) ->
 
 def _laid_out(batch: Batch, allowed: Capabilities) -> Layout:
     fits = allowed.window is None or longest_row(batch) <= allowed.window
-    return packed(batch) if fits and worth_packing(batch) and allowed.packs_rows else two_rows(batch)
+    return packed(batch) if fits and allowed.worth_packing(batch) and allowed.packs_rows else two_rows(batch)

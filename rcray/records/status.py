@@ -25,6 +25,16 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Device:
+    """The GPU that trains, and how it is used."""
+
+    name: str
+    precision: str  # of the products
+    attention: str  # the kernels that ran: of plain rows, of packed rows
+    peak_bytes: int = 0  # that torch held at once
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """A run's progress and outcome; the defaults are those of a run that never started."""
 
@@ -44,6 +54,7 @@ class RunStatus:
     data: str = ""  # which pairs were kept, in words
     data_fingerprint: str = ""
     writer: Writer | None = None
+    device: Device | None = None  # None: a CPU
     updated: float = 0.0
 
 

@@ -28,7 +28,7 @@ class Measured:
     start_seconds: float  # until the first step: reading the model, finding its data
     pairs: int  # usable ones to train on
     held_out: int
-    peak_bytes: float  # of the process
+    peak_bytes: float  # of the process, or of its GPU
 
     def hours(self, config: RunConfig, *, evaluated: bool = True) -> float:
         """The whole cell: steps, reference, probes, and the held-out pairs before and after."""
@@ -88,7 +88,9 @@ def measure(config: RunConfig, store: Store) -> Measured:
         forward = time.perf_counter() - begun
         local = survey(config.data, config.model)
         pairs, held_out = len(training.data.pairs), local.held_out if local else config.data.eval_pairs
-    return Measured(timed[-1] / size, forward / size, started, pairs, held_out, _peak_bytes())
+    on_gpu = policy.device.type == "cuda"
+    peak = float(torch.cuda.max_memory_allocated(policy.device)) if on_gpu else _peak_bytes()
+    return Measured(timed[-1] / size, forward / size, started, pairs, held_out, peak)
 
 
 def _typical(lengths: object, size: int) -> list[int]:

@@ -7,12 +7,15 @@ each token of a micro-batch adds. A test holds the file against the code. Anothe
 """
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from rcray.config import RunConfig
 from rcray.config.shape import Shape
+from rcray.errors import ConfigError
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -41,8 +44,8 @@ def peak_key(config: RunConfig) -> str:
     model = config.model
     kept = "checkpointed" if config.execution.gradient_checkpointing else "kept"
     adapters = f" r{model.lora.r}" if model.trains_adapters else ""
-    stored = "" if model.quantized else f" {model.dtype}"
-    return f"{model.name} {model.method}{adapters}{stored} {config.compute_dtype} {kept}"
+    stored = "" if model.quantized else f" {8 * BYTES[model.dtype]}-bit"
+    return f"{model.name} {model.method}{adapters}{stored} in {8 * BYTES[config.compute_dtype]}-bit products, {kept}"
 
 
 @cache
@@ -52,8 +55,11 @@ def measured_peaks() -> dict[str, Peak]:
     return {key: Peak(**values) for key, values in content["peaks"].items()}
 
 
-def train_memory(config: RunConfig, shape: Shape, longest: int) -> float:
-    """Bytes on one worker's device: weights, gradients, the optimizer's moments, activations of one micro-batch."""
+def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | None = None) -> float:
+    """Bytes on one worker's device: weights, gradients, the optimizer's moments, activations of one micro-batch.
+
+    `peak` is that of a GPU cell where it was measured; else it is looked up, or ruled.
+    """
     execution = config.execution
     rows = 2 * max(1, config.train.micro_batch_size // max(1, execution.workers))  # both answers until the backward
     tokens = rows * longest
@@ -61,8 +67,23 @@ def train_memory(config: RunConfig, shape: Shape, longest: int) -> float:
         tokens = max(2 * longest, config.train.micro_batch_tokens)
     if not execution.gpus_per_worker:
         return ruled_peak(config, shape).at(tokens)
-    peak = measured_peaks().get(peak_key(config)) or ruled_peak(config, shape)
+    peak = peak or measured_peaks().get(peak_key(config)) or ruled_peak(config, shape)
     return peak.at(tokens) * ALLOCATOR + extra_weights(config, shape) + GPU_CONTEXT_BYTES
+
+
+def pretended_peak(config: RunConfig) -> Peak:
+    """The peak of a cell's own step, made on the pretended GPU by a process of its own; no card, no weights.
+
+    Raises:
+        ConfigError: the model cannot be built there.
+    """
+    command = [sys.executable, "-m", "rcray.sweep.pretend", "--peak"]
+    done = subprocess.run(command, input=config.model_dump_json(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no answer"]
+        problem = f"{config.label}: its step cannot be measured: {reason[0][:300]}"
+        raise ConfigError(problem, fix="plan without --measure")
+    return Peak(**json.loads(done.stdout))
 
 
 def frozen_bytes(config: RunConfig, shape: Shape) -> float:

@@ -13,14 +13,16 @@ from rcray.records.states import State
 from rcray.records.status import read_status
 from rcray.store import RunDir, Store
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
-from rcray.sweep.cost import Cost, estimate, reference_hours, training_pairs
+from rcray.sweep.cost import Cost, estimate, longest_sequence, reference_hours, training_pairs
 from rcray.sweep.grid import Cell
+from rcray.sweep.memory import Peak, pretended_peak, train_memory
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
 MEASURED = (
     "Measured here: one micro-batch of each kind of cell, one cell at a time; reference, probes and held-out pairs are "
-    "counted, benchmarks are not. Memory is that of the process."
+    "counted, benchmarks are not. Memory is that of the process. Of GPU cells without a GPU here, memory is that of a "
+    "step on a pretended one, and hours are estimates."
 )
 _WIDE = 110  # columns
 
@@ -135,12 +137,23 @@ def make_plan(
 
 def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
     """The plan with hours and memory from timed micro-batches: one for all cells that cost the same per pair."""
+    from rcray.models.device import why_no_gpu
     from rcray.sweep.measure import Measured, measure, measurement_key
 
     found: dict[str, Measured] = {}
+    peaks: dict[str, Peak] = {}
+    no_gpu = why_no_gpu() is not None
     for planned in plan.cells.values():
         config = planned.cell.config
         key = measurement_key(config)
+        shape = config.model.shape
+        if config.execution.gpus_per_worker and no_gpu and shape is not None:  # its memory, on a pretended one
+            if key not in peaks:
+                say(f"making a step of {planned.cell.label} on a pretended GPU")
+                peaks[key] = pretended_peak(config)
+            memory = train_memory(config, shape, longest_sequence(config), peaks[key])
+            planned.cost = replace(planned.cost, train_bytes=memory)
+            continue
         if key not in found:
             say(f"measuring a micro-batch of {planned.cell.label}")
             found[key] = measure(config, store)
@@ -148,8 +161,7 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
         planned.steps = config.train.epochs * (seen.pairs // config.train.batch_size)
-        memory = cost.train_bytes if config.execution.gpus_per_worker else seen.peak_bytes
-        planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=memory)
+        planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=seen.peak_bytes)
     return replace(plan, measured=True)
 
 

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from rcray.calibration.preview import Coordinates, preview_of
 from rcray.calibration.scores import Gradients, Reduce
 from rcray.calibration.update import AdamPreview, Foreseen, Move, SgdPreview, UpdateCalibrator, seen_by
-from rcray.data.batch import Batch
+from rcray.data.batch import Batch, moved
 from rcray.data.layout import Layout
 from rcray.models.capabilities import capabilities_of
 from rcray.objectives import objective
 from rcray.train.extra_gradients import ExtraGradients
-from rcray.train.micro import PlainPart, Policy, ReadOff
+from rcray.train.micro import Policy, ReadOff
+from rcray.train.parts import PlainPart
 from rcray.train.scaling import LossScaling
 
 
@@ -79,7 +80,7 @@ class Looks:
         return Look(
             score_w,
             score_l,
-            drift=self._drift(likelihoods - fresh.start.to(likelihoods.device), fresh.pairs),
+            drift=self._drift(likelihoods - moved(fresh.start, likelihoods.device), fresh.pairs),
             pairs=fresh.pairs,
             predicted=self._since(before) if before else None,
         )

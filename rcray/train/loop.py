@@ -24,13 +24,14 @@ from filelock import FileLock, Timeout
 from rcray.calibration import pathway_of
 from rcray.calibration.update import Drift
 from rcray.config import RunConfig
-from rcray.data.batch import LookSchedule, Schedule, collate
+from rcray.data.batch import LookSchedule, Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RunLockedError
 from rcray.files import publish_directory, storage_fault
 from rcray.models.capabilities import use_precision
+from rcray.models.cards import device_record
 from rcray.models.device import asked_device
 from rcray.models.inference import one_batch_sums, pair_sums
 from rcray.models.load import LoadedModel, load_model
@@ -40,6 +41,7 @@ from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
 from rcray.store import RunDir, Store
+from rcray.train.ahead import Ahead
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder, sound_until
 from rcray.train.failure import lost_a_peer, record_failure
@@ -155,11 +157,10 @@ class Training:
         config, schedule, progress = self.job.config, self.schedule, self.progress
         self.state.policy.model.train()
         clock = time.perf_counter()
+        ahead = Ahead(self.state.policy, self.data.pairs, schedule, self.rank, self.workers)
         for step in range(progress.step, schedule.total_steps):
             probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
-            batches = [
-                collate(self.data.pairs, index) for index in schedule.micro_batches(step, self.rank, self.workers)
-            ]
+            batches = ahead.at(step)
             try:
                 with self.profile.step() if self.profile else nullcontext():
                     fresh = self.fresh.at(step) if self.fresh else None
@@ -302,6 +303,7 @@ class Training:
             data=self.data.report.summary(),
             data_fingerprint=self.data.fingerprint(),
             writer=Writer(platform.node(), os.getpid()),
+            device=device_record(self.state.policy.model, self.state.policy.device),
             updated=time.time(),
         )
         self.job.run.write_status(record)

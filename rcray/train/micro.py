@@ -5,8 +5,8 @@ token weighs in its likelihood, it gives the scores; told the seeds, it makes th
 
   CutPart        adapters, calibrating: the head and the last block are walked once with unit seeds, the scores are read
                  from what flowed through the block's adapters, and the same walk, scaled row by row, goes on below
-  WatchedPart    adapters, not calibrating: an ordinary backward, watched; rows are divided by their seeds afterwards,
-                 and the gradients are those of the plain objective bit for bit
+  WatchedPart    adapters, not calibrating (parts.py): an ordinary backward, watched; rows are divided by their seeds
+                 afterwards, and the gradients are those of the plain objective bit for bit
   HeadPart       head, sketch (parts.py): scores come from the head's residuals, before the body's backward
 
 Where scores cannot be read off, extra_gradients.py takes them the published way.
@@ -15,16 +15,18 @@ Where scores cannot be read off, extra_gradients.py takes them the published way
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rcray.calibration.scores import Gradients, Products, SideScores, branch_gradients
-from rcray.data.batch import Batch
-from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, one_side, packed, two_rows, worth_packing
+from rcray.calibration import Calibration, Calibrator, Reduce, observe
+from rcray.calibration.band import Statistics, from_products, incentive_sums, means_of, score_products, statistics
+from rcray.calibration.scores import Gradients, Products, SideScores
+from rcray.data.batch import Batch, moved
+from rcray.data.layout import CHOSEN, REJECTED, LaidOut, Layout, longest_row, one_side, packed, two_rows, worth_packing
 from rcray.errors import DegenerateRunError
 from rcray.models.adapters import adapters_off
 from rcray.models.blocks import AdapterBlock
@@ -32,10 +34,7 @@ from rcray.models.forward import Flow, answer_logps, cutting, unfolding, watchin
 from rcray.models.load import CPU
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import Objective, PairLogps, TokenLogps
-from rcray.objectives.base import Reduction
-
-#: Below this a row's gradient is too small to be divided by its seed again.
-SMALLEST_SEED = 1e-12
+from rcray.objectives.base import Incentives, Reduction
 
 
 @dataclass
@@ -53,6 +52,7 @@ class Policy:
     short_mlp: nn.Module | None = None  # the last feed-forward layer, where it may leave out the prompts
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
     device: torch.device = CPU
+    worth_packing: Callable[[Batch], bool] = worth_packing
 
     @cached_property
     def wide(self) -> torch.dtype:
@@ -183,9 +183,11 @@ def record_of(objective: Objective, batch: Batch, pairs: PairLogps, loss: Tensor
 
 def lay_out(policy: Policy, batch: Batch, apart: bool) -> list[Layout]:
     """How a micro-batch is forwarded; `apart`: each side in a graph of its own."""
+    if isinstance(batch, LaidOut) and batch.layout is not None and not apart:
+        return [batch.layout]
     if apart:
         return [one_side(batch, CHOSEN), one_side(batch, REJECTED)]
-    asked = policy.share_prompts == "on" or (policy.share_prompts == "auto" and worth_packing(batch))
+    asked = policy.share_prompts == "on" or (policy.share_prompts == "auto" and policy.worth_packing(batch))
     if asked and (policy.window is None or longest_row(batch) <= policy.window):
         return [packed(batch)]
     return [two_rows(batch)]
@@ -219,7 +221,7 @@ def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
     """The cached likelihoods of the reference beside the policy's, where they are read from the cache."""
     if policy.reference is None or policy.live_reference is not None:
         return pairs
-    index = batch.index.to(policy.reference.sum_w.device, non_blocking=True)
+    index = batch.index if policy.device.type == "cpu" else moved(batch.index, policy.device)
     ref_w, ref_l = policy.reference.sum_w[index].to(pairs.z_w), policy.reference.sum_l[index].to(pairs.z_l)
     if policy.likelihood == "mean":
         ref_w, ref_l = ref_w / pairs.n_w, ref_l / pairs.n_l
@@ -231,7 +233,7 @@ class CutPart:
 
     def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
         with cutting(block.block) as self.cut:
-            self.graph, self.flows = _watched_logps(model, layout, block, mlp)
+            self.graph, self.flows = watched_logps(model, layout, block, mlp)
         self.logp = self.graph.detach()
         self.rows = layout.plain_rows
 
@@ -242,7 +244,7 @@ class CutPart:
 
     def scores(self) -> SideScores:
         """From what flowed through the adapters."""
-        return _side_scores(self.flows, self.rows)
+        return side_scores_of(self.flows, self.rows)
 
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """The block's own adapters from the walk already made, everything below by going on with it."""
@@ -256,63 +258,7 @@ class CutPart:
             self.cut.below.backward(self.above * seeds[:, None, None].to(self.above.dtype))
 
 
-class PlainPart:
-    """No scores: a forward and its ordinary backward."""
-
-    def __init__(self, model: nn.Module, layout: Layout, mlp: nn.Module | None):
-        self.graph, _ = answer_logps(model, layout, mlp=mlp)
-        self.logp = self.graph.detach()
-        self.layout = layout
-
-    def begin(self, weights: Tensor) -> None:
-        """Keeps the weights."""
-        self.weights = weights
-
-    def scores(self) -> SideScores:
-        """None are measured."""
-        return SideScores([], [])
-
-    def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
-        """From the log-probabilities."""
-        self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))
-
-
-class WatchedPart:
-    """Scores at the last block's adapters from an ordinary backward, for runs whose seeds are not rescaled."""
-
-    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
-        self.parameters = block.parameters
-        self.graph, self.flows = _watched_logps(model, layout, block, mlp)
-        self.logp = self.graph.detach()
-        self.layout, self.rows = layout, layout.plain_rows
-        self.side_scores: SideScores | None = None
-
-    def begin(self, weights: Tensor) -> None:
-        """Keeps the weights."""
-        self.weights = weights
-
-    def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
-        """The ordinary backward; where a seed is too small to be divided out again, extra gradients before it."""
-        seeds = self.rows.row_seeds(seed_w, seed_l)
-        divides = float(seeds.abs().min()) >= SMALLEST_SEED
-        if not divides:
-            self.side_scores = self._extra_gradients()
-        self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))
-        if divides:
-            self.side_scores = _side_scores(self.flows, self.rows, 1 / seeds)
-
-    def scores(self) -> SideScores:
-        """What the backward showed."""
-        assert self.side_scores is not None
-        return self.side_scores
-
-    def _extra_gradients(self) -> SideScores:
-        chosen = torch.arange(len(self.weights), device=self.weights.device) < self.layout.split
-        sides = [self.weights * chosen, self.weights * ~chosen]
-        return SideScores(*(branch_gradients(self.graph, self.parameters, s, keep_graph=True) for s in sides))
-
-
-def _watched_logps(
+def watched_logps(
     model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None
 ) -> tuple[Tensor, list[Flow]]:
     """Log-probabilities with their graph, and the flow through the block's adapters; packed rows unfold there."""
@@ -321,9 +267,69 @@ def _watched_logps(
     return logp, flows
 
 
-def _side_scores(flows: list[Flow], rows: Layout, scale: Tensor | None = None) -> SideScores:
+def side_scores_of(flows: list[Flow], rows: Layout, scale: Tensor | None = None) -> SideScores:
     """Gradients of the adapters' weights from the rows of each side; chosen rows come first."""
     chosen = rows.pairs if CHOSEN in rows.sides else 0
     w = [flow.weight_gradient(slice(None, chosen), scale) for flow in flows] if CHOSEN in rows.sides else []
     l = [flow.weight_gradient(slice(chosen, None), scale) for flow in flows] if REJECTED in rows.sides else []  # noqa: E741
     return SideScores(w, l)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for a window, and how other scores see its objective, where they were asked for."""
+
+    calibration: Calibration
+    full: Statistics | None = None  # over all parameters
+    exact: Statistics | None = None  # by the scores that a sketch estimates
+
+
+@dataclass
+class Window:
+    """Sums over the micro-batches of one window, on this worker."""
+
+    pairs: int  # over all workers
+    checks_sketch: bool = False
+    incentives: list[Incentives] = field(default_factory=list)
+    scores: SideScores = field(default_factory=lambda: SideScores([], []))
+    products: Products | None = None  # in place of the sums, where this worker's one micro-batch is the window
+    full: SideScores = field(default_factory=lambda: SideScores([], []))  # over all parameters
+    exact: SideScores = field(default_factory=lambda: SideScores([], []))  # what a sketch stands for
+    recorded: list[Recorded] = field(default_factory=list)  # of each micro-batch
+    tokens: list[int] = field(default_factory=lambda: [0, 0])  # real, computed
+    evidence: Tensor | None = None  # what is decided by, on the device
+    decision: Decision | None = None
+
+    @property
+    def made(self) -> Decision:
+        """The decision, once it is made."""
+        assert self.decision is not None
+        return self.decision
+
+    def close(self, reduce: Reduce | None) -> None:
+        """Makes one vector of the evidence, incentives of every worker and products of the scores; frees the scores."""
+        if self.products is not None:
+            products = [self.products.values]
+        else:
+            products = [score_products(self.scores.w, self.scores.l, reduce)]
+        products += [score_products(other.w, other.l, reduce) for other in (self.full, self.exact) if other.w]
+        self.evidence = torch.cat([incentive_sums(self.incentives, reduce).flatten(), *products])
+        self.scores, self.products = SideScores([], []), None
+
+    def decide(
+        self, calibrator: object, workers: int, *, guarding: bool, numbers: Sequence[float] | None = None
+    ) -> Decision:
+        """The decision, made once; `numbers`: the evidence, where that was read already."""
+        if self.decision is not None:
+            return self.decision
+        assert self.evidence is not None
+        numbers = numbers or self.evidence.tolist()
+        means, rest = means_of([numbers[5 * i : 5 * i + 5] for i in range(workers)]), numbers[5 * workers :]
+        seen = [statistics(*means, from_products(rest[i : i + 3], self.pairs)) for i in range(0, len(rest), 3)]
+        others = iter(seen[1:])
+        decision = calibrator.update(seen[0]) if isinstance(calibrator, Calibrator) else observe(seen[0])
+        if guarding:  # back to the objective's own ratio, if calibration weighs the winner less
+            decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
+        full, exact = (next(others) if other.w else None for other in (self.full, self.exact))
+        self.decision = Decision(decision, full=full, exact=exact)
+        return self.decision

@@ -9,17 +9,9 @@ from rcray.calibration import Calibration, observe, predicted_pathway
 from rcray.calibration.band import Statistics
 from rcray.calibration.update import Foreseen, Move
 from rcray.train.look import Look
+from rcray.train.micro import Decision
 
 _LOGS = ("log_d_w", "log_d_l", "log_s_w", "log_s_l", "rho")
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What was decided for a window, and how other scores see its objective, where they were asked for."""
-
-    calibration: Calibration
-    full: Statistics | None = None  # over all parameters
-    exact: Statistics | None = None  # by the scores that a sketch estimates
 
 
 @dataclass(frozen=True)

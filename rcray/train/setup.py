@@ -18,7 +18,7 @@ from rcray.errors import ConfigError
 from rcray.models.blocks import blocks_of
 from rcray.models.capabilities import capabilities_of, use_flex_attention
 from rcray.models.forward import body_of
-from rcray.models.load import LoadedModel, load_model
+from rcray.models.load import CPU, LoadedModel, load_model
 from rcray.models.reference import ReferenceLogps, reference_logps
 from rcray.objectives import build_objective
 from rcray.store import Store
@@ -91,7 +91,7 @@ def with_references(
             )
         mixed = allowed.precision.compute if allowed.precision.autocast and not config.model.trains_adapters else None
         shard(model, mixed=mixed)
-    optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
+    optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train, device)
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     policy = Policy(
         model=model,
@@ -103,6 +103,7 @@ def with_references(
         window=allowed.window,
         short_mlp=short_mlp,
         precision=allowed.precision,
+        worth_packing=capabilities_of(model).worth_packing,
         device=device,
     )
     group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
@@ -166,21 +167,29 @@ def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
     return load_model(config.model, store.cache, device=device).model.eval().requires_grad_(False)
 
 
-def build_optimizer(trained: list[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:
-    """Plain descent, or AdamW with its moments in 32 or in 8 bits."""
+def build_optimizer(
+    trained: list[nn.Parameter], train: TrainConfig, device: torch.device = CPU
+) -> torch.optim.Optimizer:
+    """Plain descent, or AdamW: torch's, one kernel for all of it on a GPU, or bitsandbytes' with smaller moments."""
     if train.optimizer == "sgd":
         return torch.optim.SGD(trained, train.learning_rate, train.momentum, weight_decay=train.weight_decay)
+    options: dict[str, Any] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
+        return torch.optim.AdamW(trained, **options, fused=True if device.type == "cuda" else None)
+    if train.optimizer.startswith("paged") and device.type == "cpu":
+        raise ConfigError(
+            f"train.optimizer: {train.optimizer!r} pages a GPU's memory, and this run is on the CPU", fix="use adamw"
+        )
     try:
-        from bitsandbytes.optim import AdamW8bit
+        from bitsandbytes import optim
     except ImportError:
         raise ConfigError(
-            "train.optimizer: 'adamw8bit' needs the package bitsandbytes, which is not installed",
+            f"train.optimizer: {train.optimizer!r} needs the package bitsandbytes, which is not installed",
             fix="pip install bitsandbytes, or use train.optimizer: adamw",
         ) from None
-    optimizer: torch.optim.Optimizer = AdamW8bit(trained, lr=train.learning_rate, weight_decay=train.weight_decay)
-    return optimizer
+    kind = {"adamw8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw8bit": "PagedAdamW8bit"}
+    made: torch.optim.Optimizer = getattr(optim, kind[train.optimizer])(trained, **options)
+    return made
 
 
 def checkpoint_blocks(model: Any) -> None:

@@ -8,7 +8,7 @@ Legend
   look       scores of pairs not yet trained on, every few steps: they judge the updates made and the one to come
 
 All sums are divided by the pairs of the whole step over all workers: 8x1 = 1x8 and one worker = two. Numbers stay
-on the device until they are needed, see window.py. How a micro-batch goes through the model, and how scores are read
+on the device until they are needed, see `read_step`. How a micro-batch goes through the model, and how scores are read
 off, is in micro.py; looks are in look.py, the record in record.py.
 """
 
@@ -31,12 +31,11 @@ from rcray.errors import DegenerateRunError
 from rcray.objectives.base import PairLogps, incentives
 from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.look import Fresh, Look, Looks
-from rcray.train.micro import CutPart, Policy, ReadOff, WatchedPart, add_gradients, of_both_sides, record_of
-from rcray.train.parts import HeadPart, ScoreSource
+from rcray.train.micro import CutPart, Policy, ReadOff, Window, add_gradients, of_both_sides, record_of
+from rcray.train.parts import HeadPart, ScoreSource, WatchedPart
 from rcray.train.profile import PHASE
 from rcray.train.record import Decision, Judged, StepOutcome, judge
 from rcray.train.scaling import OVERFLOW, LossScaling
-from rcray.train.window import Window, read_step
 
 Micro = ReadOff | ExtraGradients
 Branches = tuple[Gradients, Gradients]  # the gradient's parts through the chosen and through the rejected answers
@@ -299,3 +298,43 @@ def _add_scores(scoring: Scoring, micro: Micro, window: Window) -> None:
 def _add(total: SideScores, part: SideScores) -> None:
     add_gradients(total.w, part.w)
     add_gradients(total.l, part.l)
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """What is read of a step."""
+
+    norm: float
+    sums: list[float]  # as in Recorded, over the pairs of all workers
+    real_tokens: float
+    computed_tokens: float
+
+
+def read_step(
+    windows: Sequence[Window],
+    norm: Tensor,
+    step: int,
+    decide: Callable[[Window, Sequence[float]], Decision],
+    reduce: Reduce | None,
+) -> StepNumbers:
+    """The one wait of a step: gradient norm, sums over its pairs, tokens, and what is not decided yet.
+
+    Raises:
+        DegenerateRunError: the loss of a pair is not finite.
+    """
+    recorded = [part for window in windows for part in window.recorded]
+    total = sum((part.sums for part in recorded[1:]), recorded[0].sums)
+    tokens = [total.new_full((), sum(window.tokens[i] for window in windows)) for i in (0, 1)]
+    shared = torch.cat([total, torch.stack(tokens)])
+    shared = shared if reduce is None else reduce.sum(shared)
+    undecided = [(w, w.evidence) for w in windows if w.decision is None and w.evidence is not None]
+    losses = torch.stack([part.sums[0] for part in recorded])
+    found = torch.cat([norm.detach().reshape(1).double(), shared, losses, *(e for _, e in undecided)]).tolist()
+    for part, loss in zip(recorded, found[9:], strict=False):
+        if not math.isfinite(loss):
+            raise part.broken(step)
+    at = 9 + len(recorded)
+    for window, evidence in undecided:
+        decide(window, found[at : at + len(evidence)])
+        at += len(evidence)
+    return StepNumbers(found[0], found[1:7], found[7], found[8])

@@ -13,7 +13,6 @@ from rcray.errors import ConfigError, StoreError
 from rcray.models.precision import Precision
 from rcray.models.trained import load_trained
 from rcray.store import Store
-from rcray.train import setup
 from rcray.train.dynamics import read_dynamics
 from rcray.train.launch import is_finished, launch
 from rcray.train.loop import Job, prepare

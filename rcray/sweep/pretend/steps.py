@@ -43,7 +43,7 @@ class Seen:
     products: Mapping[str, int]
     attention: Mapping[str, int]
     weights_bytes: int  # alive before the step: weights, adapters, references
-    peak_bytes: int  # of two steps: the second has the optimizer's moments beside its activations
+    peak_bytes: int  # of the second step, which has the optimizer's moments beside its activations
 
     def as_json(self) -> dict[str, Any]:
         """Plain mappings."""
@@ -51,7 +51,7 @@ class Seen:
 
 
 def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = None, micro_batches: int = 2) -> Seen:
-    """Makes two steps of so many micro-batches; the second is counted. Fewer layers where asked."""
+    """Counts the second step, of so many micro-batches. Fewer layers where asked."""
     device = pretend_device()
     size = config.train.micro_batch_size
     content = config.model_dump(mode="json")
@@ -73,9 +73,9 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
         state.policy.model.train()
         batches = [collate(pairs, range(i, i + size)) for i in range(0, len(pairs), size)]
         weights = watch.live
-        for step in (1, 2):
-            watch.forget()
-            optimizer_step(state, batches, step)
+        optimizer_step(state, batches[:1], 1)  # from then on the optimizer has its moments
+        watch.forget()
+        optimizer_step(state, batches, 2)
         seen = Seen(
             *map(dict, (watch.waits, watch.stalls, watch.copies, watch.products, watch.attention)), weights, watch.peak
         )

@@ -1,0 +1,69 @@
+"""`make gpu-check`: six small cells on a GPU, and one page that says what they did, for you or for a bug report.
+
+Runs experiments/smoke-gpu.yaml, then prints versions, driver and cards, and for each cell its seconds per step, the
+precision and attention kernels that ran, and the memory it held beside what `rcray plan` says. Without a GPU it says
+what is missing, and ends with 2.
+"""
+
+import argparse
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from rcray.config import load_experiment
+from rcray.models.device import why_no_gpu
+from rcray.store import Store
+from rcray.sweep.cost import estimate
+from rcray.sweep.grid import expand
+
+FILE = Path(__file__).parents[1] / "experiments" / "smoke-gpu.yaml"
+PACKAGES = ("rcray", "torch", "transformers", "peft", "bitsandbytes", "ray")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", default="rcray-store")
+    store = Path(parser.parse_args().store)
+    if problem := why_no_gpu():
+        print(f"no GPU can be used: {problem[0]}\n  fix: {problem[1]}", file=sys.stderr)
+        return 2
+    rcray = Path(sys.executable).with_name("rcray")
+    code = subprocess.run([str(rcray), "sweep", str(FILE), "--store", str(store)], check=False).returncode
+    print("\n".join(["", "for a bug report, all of this:", *machine(), *cells(Store.open(store))]))
+    return code
+
+
+def machine() -> list[str]:
+    """Versions, driver, cards."""
+    lines = [f"Python {platform.python_version()}, {platform.platform()}, CUDA {torch.version.cuda}"]
+    lines.append(", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
+    if tool := shutil.which("nvidia-smi"):
+        query = "--query-gpu=index,name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
+        seen = subprocess.run([tool, query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
+        lines += (seen.stdout or seen.stderr).strip().splitlines()
+    return lines
+
+
+def cells(store: Store) -> list[str]:
+    """What each cell did."""
+    lines = []
+    for cell in expand(load_experiment(FILE)):
+        status = store.run(cell.run_id).read_status()
+        said = f"{cell.label} [{cell.run_id}]: {status.status}"
+        if status.step:
+            said += f", {status.seconds / status.step:.2f} s a step"
+        if status.device:
+            planned = estimate(cell.config).train_bytes or 0.0
+            said += f", {status.device.precision}, {status.device.attention}"
+            said += f", {status.device.peak_bytes / 1e9:.2f} GB (plan: {planned / 1e9:.2f} with the longest pairs)"
+        lines.append(f"{said}{': ' + status.error if status.error else ''}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""`python -m rcray.sweep.pretend`: steps on the pretended GPU, in a process that does nothing else.
+
+Without arguments the peaks of the presets are measured and written into rcray/sweep/peaks.json. With `--cells` it reads
+cells as JSON on standard input, `[{"config": ..., "lengths": [prompt, chosen, rejected], "layers": n}, ...]`, and
+answers with what was seen of each; with `--peak` one configuration, and answers with its peak.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from rcray.config import RunConfig
+from rcray.sweep.pretend.peaks import measured_peak, preset_peaks
+from rcray.sweep.pretend.steps import Lengths, pretended_step
+
+TARGET = Path(__file__).parents[1] / "peaks.json"
+
+
+def main() -> None:
+    """Reads what is asked for, and answers."""
+    torch.set_num_threads(1)
+    if "--peak" in sys.argv[1:]:
+        json.dump(asdict(measured_peak(RunConfig.model_validate_json(sys.stdin.read()))), sys.stdout)
+        return
+    if "--cells" in sys.argv[1:]:
+        cells = json.load(sys.stdin)
+        json.dump([_answer(cell) for cell in cells], sys.stdout)
+        return
+    peaks = preset_peaks(lambda line: print(line, file=sys.stderr))
+    content = {"torch": torch.__version__.partition("+")[0], "peaks": peaks}
+    TARGET.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _answer(cell: dict) -> dict:
+    config = RunConfig.model_validate(cell["config"])
+    try:
+        seen = pretended_step(config, Lengths(*cell["lengths"]), layers=cell.get("layers"))
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return seen.as_json()
+
+
+if __name__ == "__main__":
+    main()

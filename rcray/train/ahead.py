@@ -1,0 +1,45 @@
+"""The batches of the next step, made by a thread while a GPU works on this one; on a CPU they are made when needed."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from rcray.data.batch import Batch, Schedule, collate
+from rcray.data.encoded import EncodedPair
+from rcray.data.layout import LaidOut
+from rcray.train.micro import Policy, lay_out
+
+
+@dataclass
+class Ahead:
+    """This worker's micro-batches by step, counting from 0."""
+
+    policy: Policy
+    pairs: Sequence[EncodedPair]
+    schedule: Schedule
+    rank: int = 0
+    workers: int = 1
+    _coming: dict[int, Future[list[Batch]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A thread beside a CPU's own arithmetic would only take turns with it.
+        on_cpu = self.policy.device.type == "cpu"
+        self._thread = None if on_cpu else ThreadPoolExecutor(1, thread_name_prefix="rcray-batches")
+
+    def at(self, step: int) -> list[Batch]:
+        """Those of a step; the next one's are begun."""
+        if self._thread is None:
+            return self._make(step)
+        ready = self._coming.pop(step, None) or self._thread.submit(self._make, step)
+        if step + 1 < self.schedule.total_steps:
+            self._coming[step + 1] = self._thread.submit(self._make, step + 1)
+        return ready.result()
+
+    def _make(self, step: int) -> list[Batch]:
+        dealt = self.schedule.micro_batches(step, self.rank, self.workers)
+        made = [collate(self.pairs, index) for index in dealt]
+        return made if self._thread is None else [self._laid_out(batch) for batch in made]
+
+    def _laid_out(self, batch: Batch) -> Batch:
+        (layout,) = lay_out(self.policy, batch, apart=False)
+        return LaidOut(batch.index.pin_memory(), batch.chosen, batch.rejected, layout.pinned())

@@ -1,0 +1,64 @@
+"""The cells that are tried on the pretended GPU, and what was seen of them, by one process for all."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from rcray.config import RunConfig
+
+ROOT = Path(__file__).parents[2]
+GPU = {"gpus_per_worker": 1}
+TYPICAL = (180, 300, 260)
+#: A few layers stand for all: what a step waits for and computes in does not depend on how many there are.
+LAYERS = 3
+PRESETS = ("pythia-410m", "pythia-2.8b", "mistral-7b", "qwen2.5-7b")
+#: One of each family: margins with and without a reference, ratios, tokens, whole distributions, the unpaired.
+FAMILIES = ("simpo", "ipo", "dil-lsif", "ti-dpo", "tdpo", "kto", "orpo")
+
+
+def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, **settings):
+    given = {
+        "model": model,
+        "data": "ultrafeedback",
+        "objective": objective,
+        "calibration": {"enabled": rc, "look_every": 0, **settings.pop("calibration", {})},
+        "execution": {**GPU, **settings.pop("execution", {})},
+        **settings,
+    }
+    config = RunConfig.model_validate(given)
+    return {"config": config.model_dump(mode="json"), "lengths": lengths, "layers": layers}
+
+
+CELLS = {
+    **{f"{name} rc": cell(name) for name in PRESETS},
+    **{f"{name} plain": cell(name, rc=False) for name in ("pythia-410m", "mistral-7b")},
+    **{f"{name} official": cell(name, fidelity="official") for name in ("pythia-410m", "mistral-7b")},
+    **{f"family {name}": cell("mistral-7b", name, layers=2) for name in FAMILIES},
+    "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}, layers=2),
+    "sketch": cell("pythia-410m", calibration={"scores": "sketch"}, layers=2),
+    "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}, layers=2),
+}
+
+
+def look_at(cells):
+    """What was seen of each, by a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rcray.sweep.pretend", "--cells"],
+        input=json.dumps(list(cells.values())),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip(cells, json.loads(done.stdout), strict=True))
+
+
+@cache
+def seen():
+    """Of all cells above."""
+    return look_at(CELLS)

@@ -1,0 +1,118 @@
+"""A GPU that was asked for is used or refused; no other is touched; one compute precision per run."""
+
+import pytest
+import torch
+
+from rcray import doctor
+from rcray.config import run_id
+from rcray.errors import ConfigError
+from rcray.models import cards
+from rcray.models.capabilities import capabilities_of
+from rcray.models.cards import Tried
+from rcray.models.device import asked_device, why_no_gpu
+from rcray.models.precision import Precision
+from rcray.train.loop import Job, _device
+from tests.small_runs import small_config
+
+CPU = torch.device("cpu")
+
+
+def job(store, **execution):
+    config = small_config(execution=execution)
+    return Job(config, store, run_id(config), "a")
+
+
+def test_no_gpu_is_asked_for_and_none_is_used(store, monkeypatch):
+    """Ray no longer hides the card from such a worker."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert _device(job(store)) == CPU
+
+
+@pytest.mark.parametrize(
+    ("build", "visible", "reason"),
+    [
+        (None, None, "built for CPUs"),
+        ("12.8", "", "CUDA_VISIBLE_DEVICES is '', which hides every GPU"),
+        ("12.8", "-1", "CUDA_VISIBLE_DEVICES is '-1'"),
+        ("12.8", None, "driver on your system is too old"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason(store, monkeypatch, build, visible, reason):
+    def no_driver():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040)")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ConfigError, match=r"execution\.gpus_per_worker: 1, and no GPU can be used") as refused:
+        _device(job(store, gpus_per_worker=1))
+    assert reason in refused.value.message
+    assert "execution.gpus_per_worker: 0" in refused.value.fix
+
+
+@pytest.mark.skipif(why_no_gpu() is not None, reason="a real GPU")
+def test_a_real_card_does_what_runs_ask_of_it():
+    assert asked_device(1).type == "cuda"
+    assert cards.try_card(0).problems == ()
+
+
+def test_the_doctor_tries_every_card_and_two_together(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    emulated = Tried("T4, 15.0 GiB", (("bfloat16: this card computes it by emulation only", "use float16"),))
+    monkeypatch.setattr(cards, "try_card", lambda i: Tried("L40S, 44.5 GiB, bfloat16, 4-bit") if i == 0 else emulated)
+    monkeypatch.setattr(cards, "try_pair", lambda a, b: Tried(f"NCCL 2.27 sums over cards {a} and {b}"))
+    found = {f.name: f for f in doctor.check_devices()}
+    assert (found["gpu 0"].state, found["gpus"].state) == ("ok", "ok")
+    assert (found["gpu 1"].state, found["gpu 1"].fix) == ("broken", "use float16")
+    assert "emulation" in found["gpu 1"].detail
+
+
+QLORA = {"name": "tiny-neox", "method": "qlora", "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "compute", "autocast"),
+    [
+        ({}, torch.float32, False),
+        ({"model": {"name": "tiny-neox", "method": "lora"}}, torch.float32, False),
+        ({"model": QLORA}, torch.bfloat16, True),
+        ({"model": {**QLORA, "method": "lora"}}, torch.bfloat16, True),
+        ({"train": {"precision": "float16"}}, torch.float16, True),
+    ],
+)
+def test_there_is_one_compute_precision(settings, compute, autocast):
+    precision = Precision.of(small_config(**settings), CPU)
+    assert (precision.compute, precision.autocast) == (compute, autocast)
+
+
+def test_tolerances_follow_from_it():
+    tokens = torch.tensor([1.0, 100.0, 1000.0])
+    exact, half = (Precision(dtype).tolerance(tokens) for dtype in (torch.float32, torch.bfloat16))
+    assert (half > exact).all() and (half[1:] > half[:-1]).all()
+    assert exact[-1] < 0.05, "a thousand tokens of another model are nats away"
+    assert 1 < half[-1] < 3
+
+
+def test_two_precisions_are_refused():
+    with pytest.raises(Exception, match=r"ask for two precisions"):
+        small_config(model=QLORA, train={"precision": "float16"})
+    with pytest.raises(Exception, match=r"'tf32' is one of float32 products"):
+        small_config(model=QLORA, train={"precision": "tf32"})
+    with pytest.raises(ConfigError, match=r"train\.precision: 'tf32' is a GPU's"):
+        Precision.of(small_config(train={"precision": "tf32"}), CPU)
+
+
+def test_a_run_in_bfloat16_takes_its_own_reference_for_sound(store, caplog):
+    """Two starts: the cache of a 4-bit model computed in bfloat16 is found again, and nothing is said of damage."""
+    from rcray.train.loop import prepare
+
+    config = small_config(model=QLORA, data={"train_pairs": 16, "eval_pairs": 8})
+    for _ in range(2):
+        state = prepare(Job(config, store, run_id(config), "a"), 0, 1).state
+    assert "reference cache" not in caplog.text
+    assert len(list((store.cache / "reference").glob("*.parquet"))) == 1
+    assert capabilities_of(state.policy.model).packs_rows, "prompt sharing is not switched off by its rounding"

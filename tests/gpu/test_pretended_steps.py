@@ -1,0 +1,59 @@
+"""Whole optimizer steps of the presets on a GPU that is only pretended: what they wait for, compute in, and hold."""
+
+import pytest
+
+from rcray.config import RunConfig
+from rcray.config.models import MODELS
+from rcray.sweep.memory import measured_peaks, peak_key
+from rcray.sweep.pretend.peaks import DEPTHS, LONGEST
+from tests.gpu.cells import CELLS, PRESETS, cell, look_at, seen
+
+pytestmark = pytest.mark.timeout(600)
+MICRO_BATCHES = 2
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_whole_step_is_made(name):
+    assert "error" not in seen()[name], seen()[name].get("error")
+
+
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "family tdpo"])
+def test_a_step_waits_once_and_the_published_calibration_once_per_window(name):
+    config = CELLS[name]["config"]["calibration"]
+    windows = (MICRO_BATCHES if config["granularity"] == "microbatch" else 1) if config["enabled"] else 0
+    waits = seen()[name]["waits"]
+    assert sum(waits.values()) <= 1 + windows, waits
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_nothing_is_copied_there_while_the_host_waits(name):
+    assert seen()[name]["stalls"] == {}
+    assert seen()[name]["copies"], "the batches came through pinned memory"
+
+
+@pytest.mark.parametrize("name", [n for n in CELLS if n != "pythia-410m rc" and "plain" not in n and n != "sketch"])
+def test_products_and_attention_are_in_the_one_compute_precision(name):
+    """All of a 7B model's arithmetic is in 16 bits; float32 is left to the few scores of adapters."""
+    found = seen()[name]
+    half = RunConfig.model_validate(CELLS[name]["config"]).compute_dtype
+    assert half in ("bfloat16", "float16")
+    assert set(kind.split()[0] for kind in found["attention"]) == {half}
+    others = sum(flops for dtype, flops in found["products"].items() if dtype != half)
+    assert others < 0.02 * found["products"][half], found["products"]
+
+
+def test_plain_rows_take_the_causal_kernel_and_packed_rows_the_masked_one():
+    assert set(seen()["rows"]["attention"]) == {"bfloat16 causal"}
+    assert "bfloat16 masked" in seen()["mistral-7b rc"]["attention"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_plan_tells_the_peak(name):
+    """Within 10%, at a length that the kept figures were not taken at; of the depths they were."""
+    longest = (LONGEST[0] + LONGEST[1]) // 2
+    made = [cell(name, lengths=(20, longest - 20, longest - 20), layers=depth) for depth in DEPTHS]
+    few, more = (found["peak_bytes"] for found in look_at(dict(enumerate(made))).values())
+    whole = few + (more - few) / (DEPTHS[1] - DEPTHS[0]) * (MODELS[name].shape.layers - DEPTHS[0])
+    config = RunConfig.model_validate(made[0]["config"])
+    said = measured_peaks()[peak_key(config)].at(2 * config.train.micro_batch_size * longest)
+    assert said == pytest.approx(whole, rel=0.1)
