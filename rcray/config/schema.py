@@ -101,6 +101,9 @@ class ExecutionConfig(Section):
     attention: Literal["sdpa", "flex"] = Field(
         "sdpa", description="attention's kernel; flex (GPU) skips what packed rows do not read instead of masking it"
     )
+    liger: bool = Field(
+        False, description="Liger's kernels for norms, rotary positions and SwiGLU (GPU, package liger-kernel)"
+    )
     gradient_checkpointing: bool = Field(False, description="recompute blocks in the backward: less memory, slower")
     compile: bool = Field(False, description="torch.compile the blocks: faster steps after a slow first one")
     check_sketch_every: int = Field(

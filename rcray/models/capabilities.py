@@ -165,6 +165,25 @@ def use_flex_attention(model: Any, device: torch.device) -> None:
         capabilities_of(model).precision = known.precision
 
 
+def use_liger(model: Any, device: torch.device) -> None:
+    """Liger's kernels in the place of the model's own norms, rotary positions and gated layers; never of its loss.
+
+    Raises:
+        ConfigError: no GPU, or no package.
+    """
+    if device.type == "cpu":
+        raise ConfigError("execution.liger: true, and Liger's kernels are a GPU's", fix="leave it off on a CPU")
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    except ImportError:
+        raise ConfigError(
+            "execution.liger: true needs the package liger-kernel, which is not installed",
+            fix="pip install liger-kernel",
+        ) from None
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    _apply_liger_kernel_to_instance(causal, cross_entropy=False, fused_linear_cross_entropy=False)
+
+
 def _is_linear(head: Any) -> bool:
     """Whether it is a matrix product with its weight as it stands: not one kept in 4 bits, not one with an adapter."""
     return isinstance(head, nn.Linear) and head.weight.is_floating_point()

@@ -9,11 +9,14 @@
 The data cursor is the step: the order of pairs is a function of the seed.
 """
 
+import copy
 import json
 import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +53,21 @@ class Progress:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A sharded model gathered from all workers: its weights by name, and its optimizer's state."""
+    """A model gathered from all workers, or copied off a GPU: its weights by name, and its optimizer's state."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
+    scheduler: dict[str, Any] | None = None  # None: as it stands when the snapshot is written
+    random: torch.Tensor | None = None
+
+    @classmethod
+    def copied(cls, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> "Snapshot":
+        """Everything in main memory, for a thread to write while training goes on; tied weights once."""
+        named = _adapters(model) or model.state_dict(keep_vars=True)
+        once = {tensor.data_ptr(): (name, tensor) for name, tensor in reversed(named.items())}
+        weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in once.values()}
+        state = copy.deepcopy(scheduler.state_dict())
+        return cls(weights, _in_main_memory(optimizer.state_dict()), state, torch.get_rng_state())
 
     @classmethod
     def gather(cls, model: Any, optimizer: torch.optim.Optimizer) -> "Snapshot | None":
@@ -83,8 +97,8 @@ def save_checkpoint(
             save_file(gathered.weights, temporary / "model.safetensors")
         tensors = {
             "optimizer": gathered.optimizer if gathered else optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
-            "random": torch.get_rng_state(),
+            "scheduler": gathered.scheduler if gathered and gathered.scheduler else scheduler.state_dict(),
+            "random": torch.get_rng_state() if gathered is None or gathered.random is None else gathered.random,
             "look": progress.look,
         }
         torch.save(tensors, temporary / "optimizer.pt")
@@ -102,6 +116,56 @@ def save_checkpoint(
     for old in checkpoints(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+class CheckpointWriter:
+    """Writes at once, or beside the training on a GPU, one checkpoint at a time."""
+
+    def __init__(self, *, beside: bool):
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="rcray-checkpoint") if beside else None
+        self.pending: Future[None] | None = None
+
+    def save(
+        self,
+        directory: Path,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        progress: Progress,
+        keep: int,
+        gathered: Snapshot | None,
+        *,
+        then: Callable[[], None],
+    ) -> None:
+        """Writes what is now, then calls `then`. A thread writes from a copy, after the one before; raises for that."""
+        if self.thread is None:
+            save_checkpoint(directory, model, optimizer, scheduler, progress, keep, gathered)
+            then()
+            return
+        self.wait()
+        now = gathered or Snapshot.copied(model, optimizer, scheduler)
+        progress = replace(copy.deepcopy(replace(progress, look={})), look=_in_main_memory(progress.look))
+
+        def write() -> None:
+            save_checkpoint(directory, model, optimizer, scheduler, progress, keep, now)
+            then()
+
+        self.pending = self.thread.submit(write)
+
+    def wait(self) -> None:
+        """Until everything is written."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+
+def _in_main_memory(value: Any) -> Any:
+    """The same structure, every tensor copied off its device."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _in_main_memory(part) for key, part in value.items()}
+    return [_in_main_memory(part) for part in value] if isinstance(value, list) else value
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -42,7 +42,7 @@ from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
 from rcray.store import RunDir, Store
 from rcray.train.ahead import Ahead
-from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
+from rcray.train.checkpoint import CheckpointWriter, Progress, Snapshot, restore_newest
 from rcray.train.dynamics import Recorder, sound_until
 from rcray.train.failure import lost_a_peer, record_failure
 from rcray.train.fresh import FreshPairs
@@ -152,6 +152,11 @@ class Training:
     profile: StepProfile | None = None
     standing: list[float] = field(default_factory=list)  # accuracy and margin of the last look at the probe
 
+    @cached_property
+    def writer(self) -> CheckpointWriter:
+        """Of checkpoints: beside the training where that is on a GPU."""
+        return CheckpointWriter(beside=self.state.policy.device.type == "cuda")
+
     def run(self) -> RunStatus:
         """The loop itself: probe, step, record, checkpoint."""
         config, schedule, progress = self.job.config, self.schedule, self.progress
@@ -168,7 +173,8 @@ class Training:
             except DegenerateRunError:
                 self.recorder.flush()  # the way to the collapse; a resumed run would rewind it
                 raise
-            tokens = self._over_workers(sum(batch.tokens for batch in batches))
+            tokens, reduce = sum(batch.tokens for batch in batches), self.state.workers.reduce
+            tokens = tokens if reduce is None else int(reduce.sum(torch.tensor(tokens)))
             progress.step = step + 1
             progress.tokens += tokens
             progress.in_band_steps += row["in_band"]
@@ -208,7 +214,7 @@ class Training:
             self.state.looks.restore(self.progress.look, self.state.calibrator)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
-            self._write_status(State.RUNNING)
+            self.job.run.write_status(self._status(State.RUNNING))
         self._meet()
 
     def _probe(self) -> dict[str, Any]:
@@ -234,6 +240,7 @@ class Training:
         gathered = Snapshot.gather(model, update.optimizer)
         weights = gathered.weights if gathered else None
         better = execution.keep_best and self._is_best(probed=last)
+        self.writer.wait()
         if self.rank == 0:
             self.progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
             self.progress.loss_scale = update.scaling.state() if update.scaling else []
@@ -244,18 +251,23 @@ class Training:
                 publish_model(self.loaded, run.best, weights)
             if last:
                 publish_model(self.loaded, run.final, weights)
-                self._write_status(State.OK)
+                run.write_status(self._status(State.OK))
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
+                self._push()
             else:
-                keep = execution.keep_checkpoints
-                place, progress = run.checkpoints, self.progress
-                save_checkpoint(place, model, update.optimizer, update.scheduler, progress, keep, gathered)
-                self._write_status(State.RUNNING)
-            if mirror := self.job.mirror:
-                mirror.push()
+                status, keep = self._status(State.RUNNING), execution.keep_checkpoints
+                what = run.checkpoints, model, update.optimizer, update.scheduler, self.progress, keep, gathered
+                self.writer.save(*what, then=lambda: self._push(status))
         self._meet()
         if not self.job.inside:  # (4) progress for Ray, at checkpoints only: every rank, equally often
             ray.train.report({"step": self.progress.step, "total_steps": self.schedule.total_steps})
+
+    def _push(self, status: RunStatus | None = None) -> None:
+        """Writes the status, where it still has to be, and makes the remote copy like what is here."""
+        if status is not None:
+            self.job.run.write_status(status)
+        if mirror := self.job.mirror:
+            mirror.push()
 
     def _is_best(self, *, probed: bool) -> bool:
         """Whether the model as it stands ranks more probe pairs rightly than any kept before; then by margin."""
@@ -276,18 +288,14 @@ class Training:
         tokens = float(self.probe.lengths[:, 1].mean())  # of the chosen answers
         return (last[0] - first[0]) / (1.0 if self.state.policy.likelihood == "mean" else tokens)
 
-    def _over_workers(self, count: int) -> int:
-        reduce = self.state.workers.reduce
-        return count if reduce is None else int(reduce.sum(torch.tensor(count)))
-
     def _meet(self) -> None:
         """(3) Ray Train made the process group; nobody runs ahead of what rank 0 is writing."""
         if self.workers > 1:
             dist.barrier()
 
-    def _write_status(self, state: State) -> None:
+    def _status(self, state: State) -> RunStatus:
         progress = self.progress
-        record = RunStatus(
+        return RunStatus(
             run_id=self.job.run_id,
             label=self.job.config.label,
             fidelity=self.job.config.fidelity,
@@ -306,7 +314,6 @@ class Training:
             device=device_record(self.state.policy.model, self.state.policy.device),
             updated=time.time(),
         )
-        self.job.run.write_status(record)
 
 
 NOT_PROBED = {"probe_z_w": float("nan"), "probe_z_l": float("nan"), "pathway_realised": ""}

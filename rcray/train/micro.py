@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from rcray.calibration import Calibration, Calibrator, Reduce, observe
+from rcray.calibration import Calibration, Reduce
 from rcray.calibration.band import Statistics, from_products, incentive_sums, means_of, score_products, statistics
 from rcray.calibration.scores import Gradients, Products, SideScores
 from rcray.data.batch import Batch, moved
@@ -316,20 +316,12 @@ class Window:
         self.evidence = torch.cat([incentive_sums(self.incentives, reduce).flatten(), *products])
         self.scores, self.products = SideScores([], []), None
 
-    def decide(
-        self, calibrator: object, workers: int, *, guarding: bool, numbers: Sequence[float] | None = None
-    ) -> Decision:
-        """The decision, made once; `numbers`: the evidence, where that was read already."""
-        if self.decision is not None:
-            return self.decision
+    def statistics(self, workers: int, numbers: Sequence[float] | None = None) -> list[Statistics]:
+        """The window by its scores, then by all parameters and by the exact scores, where they were asked for.
+
+        `numbers`: the evidence, where that was read already.
+        """
         assert self.evidence is not None
         numbers = numbers or self.evidence.tolist()
         means, rest = means_of([numbers[5 * i : 5 * i + 5] for i in range(workers)]), numbers[5 * workers :]
-        seen = [statistics(*means, from_products(rest[i : i + 3], self.pairs)) for i in range(0, len(rest), 3)]
-        others = iter(seen[1:])
-        decision = calibrator.update(seen[0]) if isinstance(calibrator, Calibrator) else observe(seen[0])
-        if guarding:  # back to the objective's own ratio, if calibration weighs the winner less
-            decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
-        full, exact = (next(others) if other.w else None for other in (self.full, self.exact))
-        self.decision = Decision(decision, full=full, exact=exact)
-        return self.decision
+        return [statistics(*means, from_products(rest[i : i + 3], self.pairs)) for i in range(0, len(rest), 3)]

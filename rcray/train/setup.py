@@ -16,7 +16,7 @@ from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError
 from rcray.models.blocks import blocks_of
-from rcray.models.capabilities import capabilities_of, use_flex_attention
+from rcray.models.capabilities import capabilities_of, use_flex_attention, use_liger
 from rcray.models.forward import body_of
 from rcray.models.load import CPU, LoadedModel, load_model
 from rcray.models.reference import ReferenceLogps, reference_logps
@@ -67,6 +67,8 @@ def with_references(
     traits = objective.params.traits
     if execution.attention == "flex":
         use_flex_attention(model, device)
+    if execution.liger:
+        use_liger(model, device)
     reads_off = not (traits.needs_reference_distribution or calibration.record_full)
     source = score_source(model, calibration.scores) if reads_off else None
     allowed = capabilities_of(model)

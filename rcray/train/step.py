@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from rcray.calibration import Calibrator, Reduce
+from rcray.calibration import Calibrator, Reduce, observe
 from rcray.calibration.scores import Gradients, Products, SideScores
 from rcray.calibration.update import Drift, Move, UpdateCalibrator
 from rcray.data.batch import Batch
@@ -99,7 +99,15 @@ class StepState:
 
     def decide(self, window: Window, evidence: Sequence[float] | None = None) -> Decision:
         """Decides for a window, once; its evidence is read off the device unless it is given."""
-        return window.decide(self.calibrator, self.workers.count, guarding=self.guarding, numbers=evidence)
+        if window.decision is None:
+            stats, *others = window.statistics(self.workers.count, evidence)
+            published = isinstance(self.calibrator, Calibrator)
+            decision = self.calibrator.update(stats) if published else observe(stats)  # type: ignore[union-attr]
+            if self.guarding:  # back to the objective's own ratio, if calibration weighs the winner less
+                decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
+            full = others.pop(0) if window.full.w else None
+            window.decision = Decision(decision, full=full, exact=others.pop(0) if window.exact.w else None)
+        return window.decision
 
 
 def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh: Fresh | None = None) -> StepOutcome:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from rcray.config import RunConfig
+from rcray.sweep.pretend.peaks import DEPTHS, LONGEST
 
 ROOT = Path(__file__).parents[2]
 GPU = {"gpus_per_worker": 1}
@@ -43,8 +44,19 @@ CELLS = {
 }
 
 
-def look_at(cells):
-    """What was seen of each, by a process of its own."""
+#: For the plan: at a length that its figures were not taken at.
+BETWEEN = sum(LONGEST) // 2
+PEAKS = {
+    f"{name} {depth} deep": cell(name, lengths=(20, BETWEEN - 20, BETWEEN - 20), layers=depth)
+    for name in PRESETS
+    for depth in DEPTHS
+}
+
+
+@cache
+def seen():
+    """What was seen of each cell, by a process of its own."""
+    cells = CELLS | PEAKS
     done = subprocess.run(
         [sys.executable, "-m", "rcray.sweep.pretend", "--cells"],
         input=json.dumps(list(cells.values())),
@@ -56,9 +68,3 @@ def look_at(cells):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(zip(cells, json.loads(done.stdout), strict=True))
-
-
-@cache
-def seen():
-    """Of all cells above."""
-    return look_at(CELLS)

@@ -11,6 +11,7 @@ from rcray.models.capabilities import capabilities_of
 from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
 from rcray.models.precision import Precision
+from rcray.train.checkpoint import CheckpointWriter, Progress, restore_newest
 from rcray.train.loop import Job, _device
 from tests.small_runs import small_config
 
@@ -116,3 +117,43 @@ def test_a_run_in_bfloat16_takes_its_own_reference_for_sound(store, caplog):
     assert "reference cache" not in caplog.text
     assert len(list((store.cache / "reference").glob("*.parquet"))) == 1
     assert capabilities_of(state.policy.model).packs_rows, "prompt sharing is not switched off by its rounding"
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"execution": {"liger": True}}, r"execution\.liger"),
+        ({"execution": {"attention": "flex"}}, r"execution\.attention"),
+        ({"train": {"optimizer": "paged_adamw8bit"}}, r"train\.optimizer"),
+    ],
+)
+def test_what_is_a_gpus_is_refused_on_the_cpu(store, settings, field):
+    from rcray.train.loop import prepare
+
+    config = small_config(**settings)
+    with pytest.raises(ConfigError, match=field):
+        prepare(Job(config, store, run_id(config), "a"), 0, 1)
+
+
+def test_a_checkpoint_written_by_a_thread_is_the_one_of_its_moment(tmp_path):
+    """Training goes on while it is written; what is restored is what was."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+
+    def train():
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    train()
+    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+    writer, said = CheckpointWriter(beside=True), []
+    writer.save(tmp_path, model, optimizer, scheduler, Progress(step=1), 2, None, then=lambda: said.append("written"))
+    train()
+    writer.wait()
+    assert said == ["written"]
+    assert restore_newest(tmp_path, model, optimizer, scheduler).step == 1
+    assert all(torch.equal(kept[name], p) for name, p in model.named_parameters())
+    assert scheduler.last_epoch == 1
+    assert {int(state["step"]) for state in optimizer.state.values()} == {1}

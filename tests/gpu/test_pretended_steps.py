@@ -5,8 +5,7 @@ import pytest
 from rcray.config import RunConfig
 from rcray.config.models import MODELS
 from rcray.sweep.memory import measured_peaks, peak_key
-from rcray.sweep.pretend.peaks import DEPTHS, LONGEST
-from tests.gpu.cells import CELLS, PRESETS, cell, look_at, seen
+from tests.gpu.cells import BETWEEN, CELLS, DEPTHS, PEAKS, PRESETS, seen
 
 pytestmark = pytest.mark.timeout(600)
 MICRO_BATCHES = 2
@@ -49,11 +48,9 @@ def test_plain_rows_take_the_causal_kernel_and_packed_rows_the_masked_one():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_plan_tells_the_peak(name):
-    """Within 10%, at a length that the kept figures were not taken at; of the depths they were."""
-    longest = (LONGEST[0] + LONGEST[1]) // 2
-    made = [cell(name, lengths=(20, longest - 20, longest - 20), layers=depth) for depth in DEPTHS]
-    few, more = (found["peak_bytes"] for found in look_at(dict(enumerate(made))).values())
+    """Within 10%; every layer holds the same, so that two depths tell the whole model's."""
+    few, more = (seen()[f"{name} {depth} deep"]["peak_bytes"] for depth in DEPTHS)
     whole = few + (more - few) / (DEPTHS[1] - DEPTHS[0]) * (MODELS[name].shape.layers - DEPTHS[0])
-    config = RunConfig.model_validate(made[0]["config"])
-    said = measured_peaks()[peak_key(config)].at(2 * config.train.micro_batch_size * longest)
+    config = RunConfig.model_validate(PEAKS[f"{name} {DEPTHS[0]} deep"]["config"])
+    said = measured_peaks()[peak_key(config)].at(2 * config.train.micro_batch_size * BETWEEN)
     assert said == pytest.approx(whole, rel=0.1)

@@ -89,10 +89,11 @@ class Watch(TorchDispatchMode):
         self._known: set[int] = set()
         self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._above = _Above(self)
-        self._attention_before = F.scaled_dot_product_attention
+        self._attention_before, self._list_before = F.scaled_dot_product_attention, FakeTensor.tolist
 
     def __enter__(self) -> "Watch":
         F.scaled_dot_product_attention = self._attend
+        FakeTensor.tolist = lambda tensor: self._listed(tensor)
         self._above.__enter__()
         super().__enter__()
         return self
@@ -101,6 +102,7 @@ class Watch(TorchDispatchMode):
         super().__exit__(*problem)
         self._above.__exit__(*problem)
         F.scaled_dot_product_attention = self._attention_before
+        FakeTensor.tolist = self._list_before
 
     def forget(self) -> None:
         """Starts to count anew; what is alive stays alive."""
@@ -174,6 +176,11 @@ class Watch(TorchDispatchMode):
         elif waits:
             self.waits[f"{tuple(source.shape)} copied back at {_line()}"] += 1
 
+    def _listed(self, tensor: Tensor) -> Any:
+        """A list is read at once, not number by number."""
+        self.waits[f"{tuple(tensor.shape)} read at {_line()}"] += 1
+        return torch.full(tensor.shape, SHOWN_NUMBER).to(tensor.dtype).tolist()
+
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *others: Any, **options: Any
     ) -> Tensor:
@@ -198,9 +205,6 @@ class _Above(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.tensor, torch.as_tensor, Tensor.new_tensor):
             return self._from_numbers(func, args, kwargs)
-        if func is Tensor.tolist and _is_here(args[0]):
-            self.watch.waits[f"list read at {_line()}"] += 1
-            return torch.full(args[0].shape, SHOWN_NUMBER).to(args[0].dtype).tolist()
         if func is Tensor.pin_memory:
             self.watch._pinned.add(args[0].untyped_storage())
             return args[0]
@@ -263,6 +267,3 @@ def _line() -> str:
             first = f"{path.rpartition('/transformers/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return first or "?"
-
-
-__all__ = ["NAME", "FakeTensor", "Watch", "pretend_device"]
