@@ -120,13 +120,16 @@ def whole_pair(pair: Pair, rendering: Rendering, report: EncodeReport) -> Encode
     if (wrong := fault(pair)) is not None:
         return wrong
     if pair.prompt_l is None:
-        parts = _rendered(pair.row, pair.prompt, (pair.chosen, pair.rejected), rendering, report)
-        return parts if isinstance(parts, Skipped) else EncodedPair(pair.row, *parts)
+        both = _rendered(pair.row, pair.prompt, (pair.chosen, pair.rejected), rendering, report)
+        return both if isinstance(both, Skipped) else EncodedPair(pair.row, *both)
     wanted = _rendered(pair.row, pair.prompt, (pair.chosen,), rendering, report)
+    if isinstance(wanted, Skipped):
+        return wanted
     unwanted = _rendered(pair.row, pair.prompt_l, (pair.rejected,), rendering, report)
-    if isinstance(wanted, Skipped) or isinstance(unwanted, Skipped):
-        return wanted if isinstance(wanted, Skipped) else unwanted  # type: ignore[return-value]
-    return EncodedPair(pair.row, *wanted, unwanted[1], unwanted[0])
+    if isinstance(unwanted, Skipped):
+        return unwanted
+    (prompt, chosen), (prompt_l, rejected) = wanted, unwanted
+    return EncodedPair(pair.row, prompt, chosen, rejected, prompt_l)
 
 
 def _rendered(

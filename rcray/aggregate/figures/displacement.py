@@ -47,8 +47,8 @@ def _panel(axis: Axes, records: dict[str, np.ndarray], title: str, low: float, h
         return
     axis.set_title(title, loc="left", fontsize=8.5)
     seen = ~(np.isnan(records["true_band_lower"]) | np.isnan(records["true_band_upper"]))
-    edges = [np.clip(running_median(records[f"true_band_{end}"][seen]), low, high) for end in ("lower", "upper")]
-    axis.fill_between(steps[seen], *edges, where=edges[0] < edges[1], color=GREEN, alpha=0.3, linewidth=0)
+    lower, upper = (np.clip(running_median(records[f"true_band_{end}"][seen]), low, high) for end in ("lower", "upper"))
+    axis.fill_between(steps[seen], lower, upper, where=lower < upper, color=GREEN, alpha=0.3, linewidth=0)
     axis.plot(steps, ratio, color=VERMILLION, linewidth=0.5, alpha=0.35)
     axis.plot(steps, running_median(ratio), color=VERMILLION, linewidth=1.6)
     axis.set_ylim(low, high)
