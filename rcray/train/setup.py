@@ -102,7 +102,15 @@ def step_state(
     looks = None
     if calibration.look_every:
         reduce, summed = group.reduce, group.sum_gradients
-        looks = Looks(policy, optimizer, train.clip_norm, rank=rank, reduce=reduce, sum_gradients=summed)
+        looks = Looks(
+            policy,
+            optimizer,
+            train.clip_norm,
+            rank=rank,
+            reduce=reduce,
+            sum_gradients=summed,
+            scaling=LossScaling() if config.computes_in_float16 else None,
+        )
     return StepState(
         policy=policy,
         scoring=Scoring(
