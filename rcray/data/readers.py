@@ -172,7 +172,10 @@ def _check_prompt(value: Any, prompt: tuple[Turn, ...], columns: Columns) -> Non
 
 def _value(values: dict[str, Any], name: str) -> Any:
     if name not in values:
-        raise RowFault("dropped missing column", f"no column {name!r}; its columns: {', '.join(map(str, values))}")
+        unpaired = {"completion", "label"} <= set(values)
+        hint = "; data.format: unpaired reads rows of one labelled answer" if unpaired else ""
+        names = ", ".join(map(str, values))
+        raise RowFault("dropped missing column", f"no column {name!r}; its columns: {names}{hint}")
     if values[name] is None:
         raise RowFault("dropped null", f"{name!r} is null")
     return values[name]

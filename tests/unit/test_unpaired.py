@@ -133,6 +133,10 @@ def test_pairs_without_their_columns_are_told_of_the_format(tmp_path):
     with pytest.raises(DataError, match="no column 'chosen'") as caught:
         check_pairs(DataConfig(name=str(path)))
     assert "data.format: unpaired" in caught.value.fix
+    lines = tmp_path / "rows.jsonl"  # where only a row can tell its columns
+    lines.write_text(json.dumps(row(1, True)) + "\n")
+    (skipped,) = load_pairs(DataConfig(name=str(lines), eval_split=None)).train
+    assert "data.format: unpaired" in skipped.reason
 
 
 def test_two_prompts_survive_encoding_and_the_cache(file, store):
