@@ -2,7 +2,7 @@
 
 An objective that takes such rows is a sum of one term per side, so it does not matter which answer stands beside which.
 The answers of the rarer label come again until those of the other are used up; the weights of the two sides in the
-objective make up for it, so that every row counts once (`EncodedPairs.side_weights`).
+objective make up for it: every row counts once, on average (`EncodedPairs.side_weights`).
 """
 
 from collections.abc import Iterable, Iterator
