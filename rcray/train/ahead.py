@@ -42,4 +42,4 @@ class Ahead:
 
     def _laid_out(self, batch: Batch) -> Batch:
         (layout,) = lay_out(self.policy, batch, apart=False)
-        return LaidOut(batch.index.pin_memory(), batch.chosen, batch.rejected, layout.pinned())
+        return LaidOut(**{**vars(batch), "index": batch.index.pin_memory(), "layout": layout.pinned()})

@@ -11,6 +11,7 @@ from rcray.calibration import Calibrator, normalised_gradient, score_parameters
 from rcray.calibration.update import UpdateCalibrator
 from rcray.config import RunConfig
 from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
+from rcray.config.objectives import Kto
 from rcray.config.schema import TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
@@ -22,6 +23,7 @@ from rcray.models.load import CPU, LoadedModel, load_model
 from rcray.models.reference import ReferenceLogps, reference_logps
 from rcray.objectives import build_objective
 from rcray.store import Store
+from rcray.train.baseline import kl_baseline
 from rcray.train.look import Looks
 from rcray.train.micro import Policy
 from rcray.train.parallel import ProcessGroup, clip_norm, shard, sum_gradients
@@ -41,13 +43,19 @@ def step_state(
     rank: int = 0,
 ) -> StepState:
     """Everything a step needs; the reference is computed or found before the model is sharded."""
-    reference = live = None
+    reference = frozen = None
+    traits = config.objective.traits
     if config.needs_reference:
-        if config.objective.traits.token_level:  # sums are not enough: keep the frozen model itself
-            live = loaded.model if config.model.trains_adapters else _frozen_copy(config, store, device)
-        else:
+        if traits.token_level or _has_baseline(config):  # cached sums are not enough: keep the frozen model itself
+            frozen = loaded.model if config.model.trains_adapters else _frozen_copy(config, store, device)
+        if not traits.token_level:
             reference = reference_logps(loaded, data, store.cache, device).to(device)
-    return with_references(config, loaded.model, data, schedule, device, workers, rank, reference, live)
+    return with_references(config, loaded.model, data, schedule, device, workers, rank, reference, frozen)
+
+
+def _has_baseline(config: RunConfig) -> bool:
+    """Whether the objective reads what the model makes of mismatched pairs."""
+    return isinstance(config.objective, Kto) and config.objective.baseline == "kl"
 
 
 def with_references(
@@ -59,7 +67,7 @@ def with_references(
     workers: int,
     rank: int,
     reference: ReferenceLogps | None,
-    live: Any | None,
+    frozen: Any | None,
 ) -> StepState:
     """The same, its reference being at hand."""
     calibration, train, execution = config.calibration, config.train, config.execution
@@ -95,20 +103,25 @@ def with_references(
         shard(model, mixed=mixed)
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train, device)
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
+    group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
+    precision, baseline = allowed.precision, None
+    if _has_baseline(config):
+        baseline = kl_baseline(model, frozen, config.likelihood, config.data.max_length, precision, group.reduce)
     policy = Policy(
         model=model,
         objective=objective,
         likelihood=config.likelihood,
         reference=reference,
-        live_reference=live,
+        live_reference=frozen if traits.token_level else None,
+        side_weights=data.side_weights,
+        baseline=baseline,
         share_prompts=sharing,
         window=allowed.window,
         short_mlp=short_mlp,
-        precision=allowed.precision,
+        precision=precision,
         worth_packing=capabilities_of(model).worth_packing,
         device=device,
     )
-    group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
     looks = None
     if calibration.look_every:
         reduce, summed = group.reduce, group.sum_gradients
