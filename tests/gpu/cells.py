@@ -13,11 +13,11 @@ from rcray.sweep.pretend.peaks import DEPTHS, LONGEST
 ROOT = Path(__file__).parents[2]
 GPU = {"gpus_per_worker": 1}
 TYPICAL = (180, 300, 260)
-#: A few layers stand for all: what a step waits for and computes in does not depend on how many there are.
-LAYERS = 3
+#: Two layers stand for all: what a step waits for and computes in does not depend on how many there are.
+LAYERS = 2
 PRESETS = ("pythia-410m", "pythia-2.8b", "mistral-7b", "qwen2.5-7b")
-#: One of each family: margins with and without a reference, ratios, tokens, whole distributions, the unpaired.
-FAMILIES = ("simpo", "ipo", "dil-lsif", "ti-dpo", "tdpo", "kto", "orpo")
+#: One of each family: margins without a reference, ratios, tokens, whole distributions, the unpaired.
+FAMILIES = ("simpo", "dil-lsif", "ti-dpo", "tdpo", "kto")
 
 
 def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, **settings):
@@ -33,17 +33,6 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, **s
     return {"config": config.model_dump(mode="json"), "lengths": lengths, "layers": layers}
 
 
-CELLS = {
-    **{f"{name} rc": cell(name) for name in PRESETS},
-    **{f"{name} plain": cell(name, rc=False) for name in ("pythia-410m", "mistral-7b")},
-    **{f"{name} official": cell(name, fidelity="official") for name in ("pythia-410m", "mistral-7b")},
-    **{f"family {name}": cell("mistral-7b", name, layers=2) for name in FAMILIES},
-    "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}, layers=2),
-    "sketch": cell("pythia-410m", calibration={"scores": "sketch"}, layers=2),
-    "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}, layers=2),
-}
-
-
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
 PEAKS = {
@@ -51,15 +40,25 @@ PEAKS = {
     for name in PRESETS
     for depth in DEPTHS
 }
+CELLS = {
+    **PEAKS,
+    "full plain": cell("pythia-410m", rc=False),
+    "full official": cell("pythia-410m", fidelity="official"),
+    "qlora plain": cell("mistral-7b", rc=False),
+    "qlora official": cell("mistral-7b", fidelity="official"),
+    **{f"family {name}": cell("mistral-7b", name) for name in FAMILIES},
+    "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}),
+    "sketch": cell("pythia-410m", calibration={"scores": "sketch"}),
+    "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}),
+}
 
 
 @cache
 def seen():
     """What was seen of each cell, by a process of its own."""
-    cells = CELLS | PEAKS
     done = subprocess.run(
         [sys.executable, "-m", "rcray.sweep.pretend", "--cells"],
-        input=json.dumps(list(cells.values())),
+        input=json.dumps(list(CELLS.values())),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -67,4 +66,4 @@ def seen():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return dict(zip(cells, json.loads(done.stdout), strict=True))
+    return dict(zip(CELLS, json.loads(done.stdout), strict=True))
