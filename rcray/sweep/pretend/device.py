@@ -92,8 +92,8 @@ class Watch(TorchDispatchMode):
         self._attention_before, self._list_before = F.scaled_dot_product_attention, FakeTensor.tolist
 
     def __enter__(self) -> "Watch":
-        F.scaled_dot_product_attention = self._attend
-        FakeTensor.tolist = lambda tensor: self._listed(tensor)
+        F.scaled_dot_product_attention = self._attend  # type: ignore
+        FakeTensor.tolist = lambda tensor: self._listed(tensor)  # type: ignore
         self._above.__enter__()
         super().__enter__()
         return self
@@ -101,8 +101,8 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *problem: Any) -> None:
         super().__exit__(*problem)
         self._above.__exit__(*problem)
-        F.scaled_dot_product_attention = self._attention_before
-        FakeTensor.tolist = self._list_before
+        F.scaled_dot_product_attention = self._attention_before  # type: ignore
+        FakeTensor.tolist = self._list_before  # type: ignore
 
     def forget(self) -> None:
         """Starts to count anew; what is alive stays alive."""
