@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rcray.config import RunConfig
-from rcray.config.models import MODELS
 from rcray.sweep.memory import Peak, peak_key
 from rcray.sweep.pretend.models import architecture
 from rcray.sweep.pretend.steps import Lengths, pretended_step
@@ -36,21 +35,17 @@ def measured_peak(config: RunConfig) -> Peak:
 
 
 def preset_cells() -> list[RunConfig]:
-    """Each preset as it is, as `official` computes it, and with the other way to keep activations."""
-    cells = []
-    for name in PRESETS:
-        usual = bool(MODELS[name].execution.get("gradient_checkpointing"))
-        for fidelity in ("paper", "official"):
-            for checkpointed in (usual, not usual):
-                settings: dict[str, Any] = {
-                    "fidelity": fidelity,
-                    "model": name,
-                    "data": "ultrafeedback",
-                    "calibration": {"enabled": True, "look_every": 0},
-                    "execution": {"gpus_per_worker": 1, "gradient_checkpointing": checkpointed},
-                }
-                cells.append(RunConfig.model_validate(settings))
-    return cells
+    """Each preset as it is, and as `official` computes it."""
+    settings: dict[str, Any] = {
+        "data": "ultrafeedback",
+        "calibration": {"enabled": True, "look_every": 0},
+        "execution": {"gpus_per_worker": 1},
+    }
+    return [
+        RunConfig.model_validate({**settings, "fidelity": fidelity, "model": name})
+        for name in PRESETS
+        for fidelity in ("paper", "official")
+    ]
 
 
 def preset_peaks(say: Callable[[str], None]) -> dict[str, dict[str, float]]:
