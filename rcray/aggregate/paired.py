@@ -167,10 +167,9 @@ def _crossed(differences: np.ndarray, items: Weighted) -> PairedError:
     """Of [seeds, items]; mean squares of seeds, of items within their strata, and of what is left."""
     seeds, count = differences.shape
     x = differences * items.weights * count  # so that a plain mean over items is the metric's
-    of_strata = np.zeros((seeds, items.strata.max() + 1))
-    np.add.at(of_strata, (slice(None), items.strata), x)
-    of_strata /= np.bincount(items.strata)
-    within = max(count - of_strata.shape[1], 1)
+    sizes = np.bincount(items.strata)
+    of_strata = np.stack([np.bincount(items.strata, weights=row) / sizes for row in x])
+    within = max(count - len(sizes), 1)
     centred = x - of_strata[:, items.strata]
     per_item = centred.mean(axis=0)
     per_seed = x.mean(axis=1)

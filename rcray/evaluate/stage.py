@@ -246,9 +246,13 @@ class Subject:
         count = len(data.pairs)
         say = partial(report, EVALUATION, total=count)
         logps = pair_logps(self._loaded().model, data, range(count), device, say)
-        sums = (reference.sum_w, reference.sum_l, logps.sum_w, logps.sum_l, reference.n_w, reference.n_l)
         return Shifts(
-            *(tensor.numpy() for tensor in sums),
+            start_w=reference.sum_w.numpy(),
+            start_l=reference.sum_l.numpy(),
+            trained_w=logps.sum_w.numpy(),
+            trained_l=logps.sum_l.numpy(),
+            n_w=reference.n_w.numpy(),
+            n_l=reference.n_l.numpy(),
             rows=tuple(pair.row for pair in data.pairs),
             per_token=config.likelihood == "mean",
             beta=float(getattr(config.objective, "beta", None) or 1.0),
