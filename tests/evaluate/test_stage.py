@@ -257,7 +257,7 @@ def test_what_is_measured_is_shown_without_ray_and_without_a_hub(trained, monkey
     monkeypatch.setattr("rcray.evaluate.command.check_settings", None)
     said, warned = [], []
     evaluate([Target("plain", trained.plain, trained.store)], BOTH, said.append, warned.append)
-    assert len(said) == 9 and not warned
+    assert len(said) == 11 and not warned
     assert any(line.startswith("plain: rcray_cloze/exact_match 0.") and "(n=24, 0 shots)" in line for line in said)
     assert "plain: preference/length_correlation undefined: all length differences are equal" in said
 
