@@ -36,7 +36,12 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, **s
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
 PEAKS = {
-    f"{name} {depth} deep": cell(name, lengths=(20, BETWEEN - 20, BETWEEN - 20), layers=depth)
+    f"{name} {depth} deep": cell(
+        name,
+        lengths=(20, BETWEEN - 20, BETWEEN - 20),
+        layers=depth,
+        execution={"gradient_checkpointing": False},
+    )
     for name in PRESETS
     for depth in DEPTHS
 }
@@ -46,7 +51,7 @@ CELLS = {
     "full official": cell("pythia-410m", fidelity="official"),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
-    **{f"family {name}": cell("mistral-7b", name) for name in FAMILIES},
+    **{f"family {name}": cell("mistral-7b" if name == "ti-dpo" else "pythia-410m", name) for name in FAMILIES},
     "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}),
     "sketch": cell("pythia-410m", calibration={"scores": "sketch"}),
     "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}),
