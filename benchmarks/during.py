@@ -1,0 +1,63 @@
+"""What is watched during training beside the likelihoods of the probe set, as a share of the steps between two probes.
+
+step         a training step, calibrated as published
+likelihoods  a probe: likelihoods of both answers of its pairs, nothing else
+watched      the same with KL to the start model, entropy, the greedy token, and the answers that belong to nothing
+
+All with as many pairs in a batch as in the probe, and a quarter of them with misplaced answers: the defaults, scaled.
+The share is (watched - likelihoods) / (probe_every x step), with the default probe_every.
+"""
+
+import json
+import statistics
+from functools import partial
+
+import torch
+
+from benchmarks.interleaved import arguments, machine, measure, table
+from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
+from rcray.config.schema import TrainConfig
+from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
+from rcray.models.distribution import Watch
+from rcray.models.inference import pair_sums
+from rcray.train.probe import MISPLACED_PAIRS, Probe
+
+EVERY = TrainConfig().probe_every
+
+
+def main() -> None:
+    quick = arguments(__doc__).quick
+    size, length, pairs, rounds = (TINY, 48, 8, 3) if quick else (HUNDRED_MILLION, 64, 8, 11)
+    print(f"during ({machine()}; median of {rounds} interleaved rounds)")
+    shares = {}
+    for method in ("full", "lora"):
+        setting = Setting.of(method, size, pairs=pairs, prompt=length, answer=length, sharing="on")
+        likelihoods, watched = probes(setting)
+        variants = {"step": setting.ours(calibrated=True), "likelihoods": likelihoods, "watched": watched}
+        times = measure(variants, rounds)
+        print(table(method, times, "step"))
+        rows = zip(*(times.rounds[name] for name in ("watched", "likelihoods", "step")), strict=True)
+        found = [(after - before) / (EVERY * step) for after, before, step in rows]
+        shares[method] = round(statistics.median(found), 4)
+        print(f"  watched beside likelihoods, once in {EVERY} steps: {100 * shares[method]:.2f}% of a step")
+        del setting, variants, likelihoods, watched
+    print(json.dumps({"benchmark": "during", "shares": shares, "threads": torch.get_num_threads()}))
+
+
+def probes(setting: Setting) -> tuple[partial[object], partial[object]]:
+    """A probe of likelihoods alone, and one with everything."""
+    policy = setting.state(calibrated=False).policy
+    data = EncodedPairs(setting.encoded, EncodeReport())
+    train = TrainConfig()
+    few = setting.encoded[: max(1, setting.pairs * MISPLACED_PAIRS // train.probe_pairs)]
+    misplaced = [EncodedPair(pair.row, pair.prompt, pair.rejected, pair.chosen[::-1]) for pair in few]
+    none = EncodedPairs([], EncodeReport())
+    watched = Probe(
+        policy, data, EncodedPairs(misplaced, EncodeReport()), pair_sums, Watch(policy.model.get_output_embeddings())
+    )
+    watched.measure()
+    return partial(Probe.measure, Probe(policy, data, none, pair_sums, None)), partial(Probe.measure, watched)
+
+
+if __name__ == "__main__":
+    main()
