@@ -99,6 +99,11 @@ class RunDir:
         return self.path / "evaluation.json"
 
     @property
+    def samples(self) -> Path:
+        """Answers of its start model and of the trained one, where asked for."""
+        return self.path / "samples.json"
+
+    @property
     def adjusted(self) -> Path:
         """What was changed so that the run could be carried out."""
         return self.path / "adjusted.json"

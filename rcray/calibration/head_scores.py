@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rcray.calibration.scores import Products, SideScores
+from rcray.data.layout import Layout
 from rcray.models.head import KEEP_BYTES, HeadPass, add_product
 
 Form = Literal["gram", "direct", "sketch"]
@@ -53,6 +54,13 @@ class HeadSums:
         """What was summed, once every chunk has passed."""
         assert self.w is not None and self.l is not None
         return SideScores([self.w], [self.l])
+
+
+def pair_products(applied: HeadPass, layout: Layout, weights: Tensor) -> list[Products]:
+    """The products of every pair of a layout apart: its own answers' scores, and no other pair's."""
+    chosen = layout.counts[0].tolist()
+    own = (torch.nonzero(layout.pair == i).flatten() for i in range(layout.pairs))  # chosen tokens come first
+    return [gram_products(applied.of(tokens), weights[tokens], chosen[i]) for i, tokens in enumerate(own)]
 
 
 def gram_products(applied: HeadPass, weights: Tensor, split: int) -> Products:

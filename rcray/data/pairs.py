@@ -6,7 +6,7 @@ Nothing is held in memory: a split is read again every time it is iterated.
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -56,7 +56,7 @@ def load_pairs(config: DataConfig) -> PairSplits:
     if config.eval_split is not None:
         others = open_rows(config, config.eval_split)
         return PairSplits(
-            _drawn(Stream(lambda: read_pairs(rows, config)), rows.count, config),
+            _drawn(Stream(lambda: _without_excluded(read_pairs(rows, config), config)), rows.count, config),
             Stream(lambda: read_pairs(others, config)),
             lambda: content_key([rows.fingerprint(), others.fingerprint()], 64),
         )
@@ -71,7 +71,7 @@ def _synthetic(config: DataConfig) -> PairSplits:
     assert config.train_pairs is not None  # the configuration refuses it
     count = config.train_pairs
     return PairSplits(
-        Stream(lambda: split(TRAIN, count)),
+        Stream(lambda: _without_excluded(split(TRAIN, count), config)),
         Stream(lambda: split(HELD_OUT, config.eval_pairs)),
         lambda: f"synthetic {synthetic.VERSION}",
     )
@@ -100,7 +100,7 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
 
     def train() -> Iterator[Pair | Skipped]:
         prompts = {_prompt_key(item) for item in held_out() if isinstance(item, Pair)}
-        for i, item in enumerate(read_pairs(rows, config)):
+        for i, item in enumerate(_without_excluded(read_pairs(rows, config), config)):
             if i in drawn():
                 continue
             if isinstance(item, Pair) and _prompt_key(item) in prompts:
@@ -131,6 +131,30 @@ def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stre
             yield from (found[rank] for rank in sorted(found))
 
     return Stream(start) if config.draws else stream
+
+
+def _without_excluded(items: Iterable[Pair | Skipped], config: DataConfig) -> Iterator[Pair | Skipped]:
+    """The same rows in the same places, those of `data.exclude_rows` left out."""
+    excluded, position = frozenset(config.exclude_rows or ()), -1
+    for position, item in enumerate(items):
+        if position in excluded and isinstance(item, Pair):
+            yield Skipped(item.row, "dropped excluded", "data.exclude_rows names it", bad=False)
+        else:
+            yield item
+    if excluded and max(excluded) > position:
+        raise DataError(
+            f"data.exclude_rows: row {max(excluded)} of a source whose rows are 0 to {position}",
+            fix="make the file again with `rcray diagnose --write-filter`",
+        )
+
+
+def row_numbers(config: DataConfig, names: Collection[str]) -> dict[str, int]:
+    """The numbers of these training rows, as `data.exclude_rows` counts them."""
+    if config.name == "synthetic":
+        return {name: int(name.rpartition("/")[2]) for name in names}
+    wanted = set(names)
+    rows = read_pairs(open_rows(config, config.split), config)
+    return {item.row: position for position, item in enumerate(rows) if item.row in wanted}
 
 
 def _good_positions(items: Iterable[Pair | Skipped], among: set[int]) -> set[int]:

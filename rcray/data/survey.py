@@ -58,6 +58,7 @@ def _survey(settings: str, origin: str, template: str) -> Survey | None:
         pairs = [item for i, item in enumerate(read_pairs(rows, data)) if i % stride == 0 and isinstance(item, Pair)]
         held_out = data.eval_pairs if data.eval_split else held_out_size(data, count)
         left = count if data.eval_split else count - held_out
+        left = max(1, left - len(data.exclude_rows or ()))  # some of them may be held out
     except RcrayError:  # the run, or `init`, says what is wrong
         return None
     if not pairs:

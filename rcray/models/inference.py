@@ -95,12 +95,13 @@ def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None, wa
     if not allowed.plain_head:
         return _side_sums(model, batch, watch)
     device = batch.index.device
-    layout = _laid_out(batch.to(torch.device("cpu")), allowed).to(device)
+    layout = laid_out(batch.to(torch.device("cpu")), allowed).to(device)
     logp, _ = answer_logps(model, layout, on_logits=watch.first(layout.split) if watch else None)
     sums = [layout.matrix(logp, side).sum(1) for side in (CHOSEN, REJECTED)]
     return torch.stack([*sums, *layout.counts.to(logp.dtype)])
 
 
-def _laid_out(batch: Batch, allowed: Capabilities) -> Layout:
+def laid_out(batch: Batch, allowed: Capabilities) -> Layout:
+    """Packed rows where the model allows them and they spare enough, otherwise two rows a pair."""
     fits = allowed.window is None or longest_row(batch) <= allowed.window
     return packed(batch) if fits and worth_packing(batch) and allowed.packs_rows else two_rows(batch)

@@ -25,6 +25,7 @@ LAYERS = (
     ("track",),
     ("evaluate",),
     ("aggregate",),
+    ("diagnose",),
     ("pipeline", "follow", "follower", "sync", "progress", "starter", "export", "doctor", "cli", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
