@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rcray.calibration import Calibrator, score_parameters
+from rcray.calibration import Calibrator, normalised_gradient, score_parameters
 from rcray.calibration.update import UpdateCalibrator
 from rcray.config import RunConfig
 from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
@@ -125,6 +125,8 @@ def calibrator_of(calibration: CalibrationConfig) -> Calibrator | UpdateCalibrat
         return None
     if calibration.kind == "update":
         return UpdateCalibrator(calibration.loser_share)
+    if calibration.kind == "normalised":
+        return normalised_gradient()
     return Calibrator(calibration.ema_beta, clip=calibration.clip)
 
 
