@@ -22,7 +22,7 @@ from rcray.store import DEFAULT_STORE, Store
 from rcray.train.launch import launch
 
 #: How a pair is spoiled, and the column that should show it.
-KINDS = {"swapped": "misranked", "copied": "duplicate", "near-identical": "ches"}
+KINDS = {"swapped": "misranked", "copied": "duplicate", "near-identical": "entangled"}
 
 
 def plant(folder: Path, count: int, held_out: int, share: float = 0.1, seed: int = 0) -> dict[str, set[int]]:

@@ -1,7 +1,7 @@
 """How far a run moved from its start model, where the probability went, and what it gained for the distance.
 
-Legend: d = sqrt(KL to the start model, per token of the probe's chosen answers); gain = pairs of the probe set ranked
-rightly beyond those that the start model ranks rightly. Over-optimisation has the form gain = d (a - b log d), which
+Legend: d = sqrt(KL to the start model, per token of the probe's chosen answers); gain = share of the probe pairs
+whose margin grew, beyond the half that chance gives. Over-optimisation has the form gain = d (a - b log d), which
 rises, turns at d* = exp(a / b - 1) and falls (Gao et al. 2023 for reward models, Rafailov et al. 2024 for DPO).
 """
 
@@ -16,8 +16,8 @@ from rcray.aggregate.summary import read_columns
 from rcray.store import RunDir
 
 KL, ROOT_KL = f"{DYNAMICS}kl", f"{DYNAMICS}root_kl"
-RANKED_START, RANKED_END = f"{DYNAMICS}ranked_start", f"{DYNAMICS}ranked_end"
-RANKED_BEST, ROOT_KL_AT_BEST = f"{DYNAMICS}ranked_best", f"{DYNAMICS}root_kl_at_best"
+GREW_END, GREW_BEST = f"{DYNAMICS}probe_accuracy_end", f"{DYNAMICS}probe_accuracy_best"
+ROOT_KL_AT_BEST = f"{DYNAMICS}root_kl_at_best"
 #: Changes per token since the first probe, by the recorded column.
 CHANGES = {
     "probe_entropy": f"{DYNAMICS}entropy_change",
@@ -37,13 +37,12 @@ def movement_rows(run: RunDir) -> Iterator[Measurement]:
     path = _path(records)
     if len(path.distance) < 2:
         return
-    best = int(np.argmax(path.ranked))  # the first: the nearest to the start
+    best = int(np.argmax(path.grew))  # the first: the nearest to the start
     for metric, value, unit in (
         (KL, path.distance[-1] ** 2, _PER_TOKEN),
         (ROOT_KL, path.distance[-1], ""),
-        (RANKED_START, path.ranked[0], SHARE),
-        (RANKED_END, path.ranked[-1], SHARE),
-        (RANKED_BEST, path.ranked[best], SHARE),
+        (GREW_END, path.grew[-1], SHARE),
+        (GREW_BEST, path.grew[best], SHARE),
         (ROOT_KL_AT_BEST, path.distance[best], ""),
     ):
         yield Measurement(run.run_id, metric, float(value), n=len(path.distance), unit=unit)
@@ -59,7 +58,7 @@ class MovementPath:
 
     steps: np.ndarray
     distance: np.ndarray  # d
-    ranked: np.ndarray  # share of the probe pairs with z_w > z_l
+    grew: np.ndarray  # share of the probe pairs whose margin grew since the start
 
 
 def movement_path(run: RunDir) -> MovementPath:

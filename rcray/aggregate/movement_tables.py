@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rcray.aggregate import movement
+from rcray.aggregate.frame import ACCURACY
 from rcray.aggregate.groups import Comparison, Setting, has_seeds
 from rcray.aggregate.movement import Turn, movement_path, turning_point
 from rcray.aggregate.tables import Column, Entry, Row, Table
@@ -46,8 +47,12 @@ def frontier_table(comparisons: Sequence[Comparison]) -> Table | None:
     columns = (
         Column("root_kl", "√KL", "root of the KL to the start model per token, at the end",
                metric=movement.ROOT_KL, digits=3),
-        _ranked("start", movement.RANKED_START), _ranked("end", movement.RANKED_END),
-        _ranked("best", movement.RANKED_BEST),
+        Column("accuracy_percent", "Accuracy (%)", "held-out pairs whose margin grew against the reference",
+               metric=ACCURACY, percent=True, spread=True),
+        Column("probe_accuracy_end_percent", "Probe, end (%)", "the same of the probe set, at the end",
+               metric=movement.GREW_END, percent=True),
+        Column("probe_accuracy_best_percent", "Probe, best (%)", "at the probe where it was highest",
+               metric=movement.GREW_BEST, percent=True),
         Column("root_kl_at_best", "√KL at best", "where the best was first reached",
                metric=movement.ROOT_KL_AT_BEST, digits=3),
         Column("turning_point", "Turns at √KL", "where the fitted gain is largest", digits=3),
@@ -57,14 +62,10 @@ def frontier_table(comparisons: Sequence[Comparison]) -> Table | None:
         columns,
         "frontier",
         "What was gained for the distance",
-        "Share of the probe pairs with z_w > z_l against the root of the KL to the start model, at every probe. The "
-        "turning point is that of the fit gain = d (a − b log d) over the probes of all seeds: it needs six of them, "
+        "Share of pairs whose margin grew, against the root of the KL to the start model. The turning "
+        "point is that of the fit gain = d (a − b log d) over the probes of all seeds: it needs six of them, "
         "half of the spread explained, and a maximum between the points.",
     )
-
-
-def _ranked(which: str, metric: str) -> Column:
-    return Column(f"ranked_{which}_percent", f"Ranked rightly, {which} (%)", "", metric=metric, percent=True)
 
 
 def _table(
@@ -100,4 +101,4 @@ def turn_of(setting: Setting) -> Turn | str:
     if not paths:
         return "not measured"
     distance = np.concatenate([path.distance for path in paths])
-    return turning_point(distance, np.concatenate([path.ranked - path.ranked[0] for path in paths]))
+    return turning_point(distance, np.concatenate([path.grew - path.grew[0] for path in paths]))

@@ -33,7 +33,7 @@ def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
         for name, title, unit, help in (
             ("tokens", "Tokens", "", "mean length of an answer"),
             ("repetition", "Repetition", " (%)", "share of an answer's runs of three tokens that stood in it before"),
-            ("flagged", "Flagged", " (%)", "answers that are empty, a loop, or in another language than the chosen"),
+            ("flagged", "Flagged", " (%)", "answers that are empty, garbled, a loop, or in another language"),
         )
         for side in ("start", "trained")
     )  # fmt: skip
@@ -44,8 +44,8 @@ def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
         title="Answers to held-out prompts, before and after",
         notes=(
             "Every prompt is answered greedily and by one draw at temperature 1, by the start model and by the trained "
-            "one. Flagged: no word in it, one passage again and again, or another script or language than that of the "
-            "chosen answer.",
+            "one. Flagged: no word in it, broken characters, one passage again and again, another script or language "
+            "than that of the chosen answer.",
         ),
         columns=(Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"), *columns),
         rows=tuple(

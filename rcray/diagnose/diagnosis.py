@@ -48,7 +48,7 @@ CRITERIA = (
 )  # fmt: skip
 BY_NAME = {criterion.name: criterion for criterion in CRITERIA}
 #: What a filter leaves out unless told otherwise.
-DROPPED = ("duplicate", "contradictory", "ches", "misranked")
+DROPPED = ("duplicate", "contradictory", "misranked", "entangled")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Text that is no answer: empty, turning in circles, or in another language than the answer that people chose.
+"""Text that is no answer: empty, garbled, turning in circles, or in another language than the chosen answer.
 
 A language is told by its script, and within a script by its commonest words where they are there to count: enough to
 see that an English assistant began to speak French or Chinese, too little to name what it speaks.
@@ -8,7 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-EMPTY, LOOP, LANGUAGE = "empty", "loop", "other language"
+EMPTY, GARBLED, LOOP, LANGUAGE = "empty", "garbled", "loop", "other language"
 
 _RUN = 3  # tokens of a run whose return is repetition
 _TURNS = 3  # times that a passage has to stand in a row at the end
@@ -39,11 +39,18 @@ def flags_of(text: str, ids: Sequence[int], chosen: str) -> tuple[str, ...]:
     if not any(character.isalnum() for character in text):
         return (EMPTY,)
     found = []
+    if is_garbled(text):
+        found.append(GARBLED)
     if turns_in_circles(ids):
         found.append(LOOP)
     if speaks_another_language(text, chosen):
         found.append(LANGUAGE)
     return tuple(found)
+
+
+def is_garbled(text: str) -> bool:
+    """Whether tokens make no characters, or characters that no text has: halves of them, control and private ones."""
+    return any(c == "\ufffd" or (not c.isspace() and unicodedata.category(c) in ("Cc", "Cn", "Co")) for c in text)
 
 
 def turns_in_circles(ids: Sequence[int]) -> bool:

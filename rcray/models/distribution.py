@@ -30,7 +30,7 @@ class Watch:
     Hidden states are a few megabytes where logits would be gigabytes, and the start model need not run again: one more
     product with its head gives its logits. A head that is trained is copied, a frozen one is shared.
 
-    The first reading, between `begin` and `means`, records; every later one must see the same tokens in the same order.
+    The first reading, between `begin` and `end`, records; every later one must see the same tokens in the same order.
     """
 
     def __init__(self, head: nn.Module):
@@ -54,11 +54,12 @@ class Watch:
         """Reads every token of a forward."""
         self._read(rows.stop, applied, rows, logits)
 
-    def means(self) -> TokenMeans:
-        """Ends a reading."""
+    def end(self) -> TokenMeans:
+        """Ends a reading; what it saw stays in `means`."""
         self._recorded = True
         kl, entropy, greedy = (torch.stack(self._sums).sum(0) / self._tokens).tolist()
-        return TokenMeans(max(0.0, kl), entropy, greedy)  # never below zero but for rounding
+        self.means = TokenMeans(max(0.0, kl), entropy, greedy)  # never below zero but for rounding
+        return self.means
 
     def _read(self, count: int, applied: HeadPass, rows: slice, logits: Tensor) -> None:
         count = min(rows.stop, count) - rows.start

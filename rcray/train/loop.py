@@ -212,7 +212,7 @@ class Training:
         """What the fixed probe pairs show, and the pathway taken since the last look at them."""
         measured = self.probe.measure()
         z = [measured["probe_z_w"], measured["probe_z_l"]]
-        self.standing = [measured["probe_accuracy"], z[0] - z[1]]
+        self.standing = [measured["probe_ranked"], z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
         self.progress.first_probe = self.progress.first_probe or z
         realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""

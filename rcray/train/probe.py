@@ -10,7 +10,7 @@ Nothing here draws from a generator that training uses, and nothing has a graph.
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ MISPLACED_PAIRS = 8  # prompts with answers that belong to nothing; a quarter of
 
 #: What a probe measures; NaN at the steps between.
 PROBE_COLUMNS = (
-    "probe_z_w", "probe_z_l", "probe_accuracy", "probe_kl", "probe_entropy", "probe_logp_w", "probe_logp_greedy",
-    "probe_logp_other", "probe_logp_shuffled",
+    "probe_z_w", "probe_z_l", "probe_ranked", "probe_accuracy", "probe_kl", "probe_entropy", "probe_logp_w",
+    "probe_logp_greedy", "probe_logp_other", "probe_logp_shuffled",
 )  # fmt: skip
 NOT_PROBED = {**dict.fromkeys(PROBE_COLUMNS, math.nan), "pathway_realised": ""}
 
@@ -42,6 +42,7 @@ class Probe:
     misplaced: EncodedPairs  # chosen: another prompt's chosen answer; rejected: the own one, shuffled
     sums: Callable[..., Tensor]
     watch: Watch | None  # None: the model does more than apply its head, and distributions are not measured
+    start: Tensor | None = None  # [pairs] margins where training began
 
     @classmethod
     def of(cls, config: RunConfig, policy: Policy, held_out: EncodedPairs, tokenizer: Any) -> "Probe":
@@ -58,33 +59,40 @@ class Probe:
             one_batch_sums if one_shape else pair_sums,
             watch,
         )
-        if watch:
-            probe.measure()  # the first reading records
-        return probe
+        z_w, z_l, _ = probe._read()  # the first reading of a watch records
+        return replace(probe, start=z_w - z_l)
 
     def measure(self) -> dict[str, float]:
         """The columns of a record, of the model as it stands."""
-        mean = self.policy.likelihood == "mean"
-        if self.watch:
-            self.watch.begin()
-        sum_w, sum_l, n_w, n_l = self._sums(self.data, self.watch)
-        z_w, z_l = (sum_w / n_w, sum_l / n_l) if mean else (sum_w, sum_l)
+        z_w, z_l, per_token = self._read()
+        grown = z_w - z_l - (self.start if self.start is not None else 0)
         other = shuffled = math.nan
         if len(self.misplaced.pairs):
             sums = self._sums(self.misplaced, None).sum(1)
             other, shuffled = (sums[:2] / sums[2:]).tolist()
-        seen = self.watch.means() if self.watch else None
+        seen = self.watch.means if self.watch else None
         return {
             "probe_z_w": z_w.mean().item(),
             "probe_z_l": z_l.mean().item(),
-            "probe_accuracy": (z_w > z_l).double().mean().item(),
+            "probe_ranked": (z_w > z_l).double().mean().item(),
+            "probe_accuracy": (grown.sign() + 1).double().mean().item() / 2,  # one that did not move is a toss
             "probe_kl": seen.kl if seen else math.nan,
             "probe_entropy": seen.entropy if seen else math.nan,
-            "probe_logp_w": (sum_w.sum() / n_w.sum()).item(),
+            "probe_logp_w": per_token,
             "probe_logp_greedy": seen.greedy if seen else math.nan,
             "probe_logp_other": other,
             "probe_logp_shuffled": shuffled,
         }
+
+    def _read(self) -> tuple[Tensor, Tensor, float]:
+        """Likelihoods of both answers, and the chosen tokens' mean log-probability; a watch reads along."""
+        if self.watch:
+            self.watch.begin()
+        sum_w, sum_l, n_w, n_l = self._sums(self.data, self.watch)
+        if self.watch:
+            self.watch.end()
+        per_token = (sum_w.sum() / n_w.sum()).item()
+        return (sum_w / n_w, sum_l / n_l, per_token) if self.policy.likelihood == "mean" else (sum_w, sum_l, per_token)
 
     def _sums(self, data: EncodedPairs, watch: Watch | None) -> Tensor:
         policy, pairs = self.policy, data.pairs

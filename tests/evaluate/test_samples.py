@@ -8,7 +8,7 @@ import torch
 from rcray.config import run_id
 from rcray.config.evaluation import EvaluationConfig
 from rcray.data.encoded import EncodedPair
-from rcray.evaluate.degenerate_text import EMPTY, LANGUAGE, LOOP, flags_of, repetition
+from rcray.evaluate.degenerate_text import EMPTY, GARBLED, LANGUAGE, LOOP, flags_of, repetition
 from rcray.evaluate.samples import sampled_pairs
 from rcray.evaluate.stage import EvaluationStage, evaluate_run
 from rcray.records.samples import read_samples
@@ -29,6 +29,8 @@ IDS = list(range(40))
         ("", [], ENGLISH, (EMPTY,)),
         (ENGLISH, [1, 2, 3, *[7, 8, 9] * 5], ENGLISH, (LOOP,)),
         (ENGLISH, [*IDS, *[7] * 12], ENGLISH, (LOOP,)),
+        ("ork\ufffd eth", IDS, ENGLISH, (GARBLED,)),
+        ("ork\x07 eth\n", IDS, ENGLISH, (GARBLED,)),
         ("ha ha ha", [4, 4, 4], ENGLISH, ()),
         (GERMAN, IDS, ENGLISH, (LANGUAGE,)),
         (GERMAN, IDS, GERMAN, ()),

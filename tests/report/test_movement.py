@@ -54,7 +54,7 @@ def test_the_tables_say_how_far_where_to_and_for_what(comparisons):
     )
     assert moved[1] == "tiny-neox,DPO,w/o,1,-1,-1,0.5,-1,1"
     text = to_markdown(frontier_table(comparisons))
-    assert f"| DPO | w/o | 1.000 | 50.0 | 70.0 | {50 + 100 * 0.5 * np.exp(-0.6):.1f} |" in text
+    assert f"| DPO | w/o | 1.000 | 81.2 ± 2.4 | 70.0 | {50 + 100 * 0.5 * np.exp(-0.6):.1f} |" in text
     assert f"| {np.exp(-0.6):.3f} |" in text
 
 

@@ -18,7 +18,7 @@ from rcray.config.benchmarks import ALPACA_EVAL
 _END_PANELS = 3  # scores at the end that fit beside the paths
 _CAPTION = (
     "Across: the root of the KL to the start model, per token of the probe's chosen answers: how far a model moved. "
-    "Left: the share of probe pairs with z_w > z_l at every probe, a path per cell, and a ring where the fit "
+    "Left: the share of probe pairs whose margin grew, at every probe, a path per cell, and a ring where the fit "
     "d (a − b log d) turns, if it does. Then scores of the finished models with their standard errors. Up and to the "
     "left is better. Dashed and open: without RC; solid and filled: with RC."
 )
@@ -57,15 +57,15 @@ def _paths(axis: Axes, lines: Lines, titles: Sequence[str]) -> None:
         drawn: CellResult | None = setting.drawn()
         assert drawn is not None  # it has a distance
         path = movement_path(drawn.run)
-        axis.plot(path.distance, 100 * path.ranked, color=colour, linewidth=1.4, marker=marker, markersize=4,
+        axis.plot(path.distance, 100 * path.grew, color=colour, linewidth=1.4, marker=marker, markersize=4,
                   linestyle="-" if setting.calibrated else DASHED,
                   markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip
         turn = turn_of(setting)
         if isinstance(turn, Turn):
-            top = path.ranked[0] + turn.gain(np.array([turn.at]))[0]
+            top = path.grew[0] + turn.gain(np.array([turn.at]))[0]
             axis.plot(turn.at, 100 * top, marker="o", markersize=13, markerfacecolor="none", color=colour)
     axis.set_title("At every probe", loc="left")
-    axis.set_ylabel("probe pairs ranked rightly (%)")
+    axis.set_ylabel("probe pairs whose margin grew (%)")
 
 
 def _ends(axis: Axes, lines: Lines, titles: Sequence[str], score: str) -> None:
