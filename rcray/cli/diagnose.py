@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def diagnose(
 
     names = drop or list(DROPPED)
     check_criteria(names)
-    groups: dict[tuple[str, str, str], list] = {}
+    groups: dict[tuple[str, str, str], list[Any]] = {}
     for config in configs:
         groups.setdefault(same_start(config), []).append(config)
     if write_filter and len({key[1] for key in groups}) > 1:
@@ -51,30 +51,29 @@ def diagnose(
             "--write-filter: these cells have several datasets", fix="choose one with --set data.name=..."
         )
     place = Store.open(store)
-    found = []
+    found, dropped = [], dict[int, list[str]]()
     for number, group in enumerate(groups.values(), start=1):
         diagnosis = examine(group, place, pairs or None)
         title = name if len(groups) == 1 else f"{name}-{number}"
         folder = (out if len(groups) == 1 else out / title) if out else place.root / "diagnoses" / title
         page = report.write(diagnosis, folder, title)
-        dropped = diagnosis.dropped(names, worst)
-        if write_filter:
-            report.write_filter(write_filter, dropped)
-        found.append(report.content(diagnosis) | {"page": str(page), "dropped": dropped})
+        for row, reasons in diagnosis.dropped(names, worst).items():
+            dropped[row] = list(dict.fromkeys([*dropped.get(row, ()), *reasons]))
+        found.append(report.content(diagnosis) | {"page": str(page)})
         if not json_:
-            _show(report, diagnosis)
-            typer.echo(f"{page}")
-            if write_filter:
-                share = len(dropped) / len(diagnosis.sample)
-                typer.echo(f"{write_filter}: {len(dropped)} rows, {share:.1%} of those read, by {', '.join(names)}")
-                typer.echo(f"  --set data.exclude_rows={write_filter}")
+            _show(diagnosis)
+            typer.echo(str(page))
+    if write_filter:
+        report.write_filter(write_filter, dropped)
+        typer.echo(f"{write_filter}: {len(dropped)} rows, by {', '.join(names)}", err=json_)
+        typer.echo(f"  --set data.exclude_rows={write_filter}", err=json_)
     if json_:
         typer.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
 
 
 def _configs(
     file: Path | None, model: str | None, data: str | None, set_: list[str] | None, tiny: bool
-) -> tuple[str, list]:
+) -> tuple[str, list[Any]]:
     """The experiment's own cells, or the main table's objectives on a model and data."""
     if (file is None) == (model is None and data is None):
         raise ConfigError("give an experiment file, or --model and --data", fix="such as `rcray diagnose FILE`")
@@ -90,10 +89,11 @@ def _configs(
     return "diagnosis", [cell.config for cell in cells]
 
 
-def _show(report, diagnosis) -> None:  # type: ignore[no-untyped-def]
+def _show(diagnosis: Any) -> None:
     from rich.console import Console
 
     from rcray.aggregate.tables import to_rich
+    from rcray.diagnose import report
 
     console = Console()
     for table in (report.facts_table(diagnosis), report.pathways_table(diagnosis)):

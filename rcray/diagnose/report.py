@@ -11,6 +11,7 @@ import numpy as np
 
 from rcray.aggregate.catalogue import Catalogue, Chapter
 from rcray.aggregate.html import Page, to_html
+from rcray.aggregate.report import RENDERERS
 from rcray.aggregate.tables import Column, Entry, Row, Table, to_markdown
 from rcray.diagnose.diagnosis import CRITERIA, Criterion, Diagnosis
 from rcray.files import write_atomic, write_json
@@ -177,8 +178,6 @@ def write(diagnosis: Diagnosis, folder: Path, name: str) -> Path:
     write_atomic(folder / "diagnosis.md", "\n".join(map(to_markdown, tables.tables)))
     write_atomic(folder / "pairs.csv", _csv(found["pairs"]))
     for table in tables.tables:
-        from rcray.aggregate.report import RENDERERS
-
         for suffix, render in RENDERERS.items():
             write_atomic(folder / "tables" / f"{table.name}.{suffix}", render(table))
     page = Page(folder, name, title, "Which pairs will hurt, before anything is trained.", tables)
@@ -188,7 +187,7 @@ def write(diagnosis: Diagnosis, folder: Path, name: str) -> Path:
 
 def write_filter(path: Path, dropped: Mapping[int, Sequence[str]]) -> None:
     """One row number a line, with the reasons: what `data.exclude_rows` takes."""
-    lines = [f"{number}  # {', '.join(reasons)}" for number, reasons in dropped.items()]
+    lines = [f"{number}  # {', '.join(reasons)}" for number, reasons in sorted(dropped.items())]
     write_atomic(path, "\n".join([f"# {len(lines)} rows, by rcray diagnose", *lines, ""]))
 
 
