@@ -5,14 +5,17 @@ likelihoods  a probe: likelihoods of both answers of its pairs, nothing else
 watched      the same with KL to the start model, entropy, the greedy token, and the answers that belong to nothing
 
 All with as many pairs in a batch as in the probe, and a quarter of them with misplaced answers: the defaults, scaled.
-The share is (watched - likelihoods) / (probe_every x step), with the default probe_every.
+The share is (watched - likelihoods) / (probe_every x step), with the default probe_every: once by the operations of
+all matrix products, which no load disturbs, and once by interleaved times.
 """
 
 import json
 import statistics
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.interleaved import arguments, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
@@ -34,14 +37,25 @@ def main() -> None:
         setting = Setting.of(method, size, pairs=pairs, prompt=length, answer=length, sharing="on")
         likelihoods, watched = probes(setting)
         variants = {"step": setting.ours(calibrated=True), "likelihoods": likelihoods, "watched": watched}
+        counts = {name: operations(run) for name, run in variants.items()}
+        counted = (counts["watched"] - counts["likelihoods"]) / (EVERY * counts["step"])
+        print(f" {method}: {100 * counted:.2f}% of a step by operations")
         times = measure(variants, rounds)
         print(table(method, times, "step"))
         rows = zip(*(times.rounds[name] for name in ("watched", "likelihoods", "step")), strict=True)
         found = [(after - before) / (EVERY * step) for after, before, step in rows]
-        shares[method] = round(statistics.median(found), 4)
-        print(f"  watched beside likelihoods, once in {EVERY} steps: {100 * shares[method]:.2f}% of a step")
+        timed = statistics.median(found)
+        print(f"  watched beside likelihoods, once in {EVERY} steps: {100 * timed:.2f}% of a step by time")
+        shares[method] = {"operations": round(counted, 4), "time": round(timed, 4)}
         del setting, variants, likelihoods, watched
     print(json.dumps({"benchmark": "during", "shares": shares, "threads": torch.get_num_threads()}))
+
+
+def operations(run: Callable[[], object]) -> int:
+    """Floating-point operations of all matrix products."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
 
 
 def probes(setting: Setting) -> tuple[partial[object], partial[object]]:

@@ -58,9 +58,21 @@ class HeadSums:
 
 def pair_products(applied: HeadPass, layout: Layout, weights: Tensor) -> list[Products]:
     """The products of every pair of a layout apart: its own answers' scores, and no other pair's."""
-    chosen = layout.counts[0].tolist()
-    own = (torch.nonzero(layout.pair == i).flatten() for i in range(layout.pairs))  # chosen tokens come first
-    return [gram_products(applied.of(tokens), weights[tokens], chosen[i]) for i, tokens in enumerate(own)]
+    vocabulary, hidden = applied.weight.shape
+    found = []
+    for pair, split in enumerate(layout.counts[0].tolist()):
+        tokens = torch.nonzero(layout.pair == pair).flatten()  # chosen ones come first
+        part, own = applied.of(tokens), weights[tokens]
+        if exact_form(len(tokens), hidden, vocabulary, applied.h.element_size(), alone=True) == "gram":
+            part.kept = torch.cat([residual.clone() for _, residual in part.residuals()])
+            found.append(gram_products(part, own, split))
+            continue
+        sums = HeadSums(own, split)
+        for rows, residual in part.residuals():
+            sums(part, rows, residual)
+        w, l = (side[0].double() for side in (sums.side_scores().w, sums.side_scores().l))  # noqa: E741
+        found.append(Products(*(float((a * b).sum()) for a, b in ((w, w), (l, l), (w, l)))))
+    return found
 
 
 def gram_products(applied: HeadPass, weights: Tensor, split: int) -> Products:

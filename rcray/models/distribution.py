@@ -58,7 +58,7 @@ class Watch:
         """Ends a reading; what it saw stays in `means`."""
         self._recorded = True
         kl, entropy, greedy = (torch.stack(self._sums).sum(0) / self._tokens).tolist()
-        self.means = TokenMeans(max(0.0, kl), entropy, greedy)  # never below zero but for rounding
+        self.means = TokenMeans(max(kl, 0.0), entropy, greedy)  # below zero by rounding alone; NaN stays NaN
         return self.means
 
     def _read(self, count: int, applied: HeadPass, rows: slice, logits: Tensor) -> None:

@@ -83,10 +83,9 @@ class HeadPass:
                 self.on_residuals(self, rows, narrow)
 
     def of(self, tokens: Tensor) -> "HeadPass":
-        """The same pass of some of its tokens, with their residuals kept."""
+        """The same pass of some of its tokens; their residuals are recomputed."""
         part = HeadPass(self.h[tokens], self.weight, self.bias, self.y[tokens], wants_residuals=True)
         part.logp, part.normaliser = self.logp[tokens], self.normaliser[tokens]
-        part.kept = torch.cat([residual.clone() for _, residual in part.residuals()])
         return part
 
     def residuals(self) -> Iterator[tuple[slice, Tensor]]:
