@@ -36,8 +36,9 @@ def test_planted_pairs_lie_in_the_worst_decile_by_the_right_column(planted, stor
     assert set().union(*kinds.values()) <= set(found.dropped(DROPPED, 0.1))
 
 
-@pytest.mark.parametrize("likelihood", ["sum", "mean"])
-def test_measures_equal_autograd_and_sums_of_hidden_states(neox, tmp_path, likelihood):
+@pytest.mark.parametrize(("likelihood", "form"), [("sum", "gram"), ("mean", "gram"), ("sum", "direct")])
+def test_measures_equal_autograd_and_sums_of_hidden_states(neox, tmp_path, likelihood, form, monkeypatch):
+    monkeypatch.setattr("rcray.calibration.head_scores.exact_form", lambda *_, **__: form)
     model = neox.model.double()
     data = prepare_data(small_config().data, neox.tokenizer, tmp_path).train
     index = [3, 0, 5]
