@@ -50,6 +50,8 @@ def diagnose(
         raise ConfigError(
             "--write-filter: these cells have several datasets", fix="choose one with --set data.name=..."
         )
+    if write_filter and configs[0].data.format == "unpaired":
+        raise ConfigError("--write-filter: rows are labelled answers here, and are judged in pairs", fix="leave it out")
     place = Store.open(store)
     found, dropped = [], dict[int, list[str]]()
     for number, group in enumerate(groups.values(), start=1):

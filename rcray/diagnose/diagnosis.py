@@ -67,7 +67,9 @@ class Diagnosis:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Row numbers of the sample, as `data.exclude_rows` counts them."""
+        """Row numbers of the sample, as `data.exclude_rows` counts them; of labelled answers, numbers of the pairs."""
+        if self.config.data.format == "unpaired":
+            return [int(i) for i in self.sample]
         names = [self.pairs[i].row for i in self.sample.tolist()]
         found = row_numbers(self.config.data, names)
         return [found[name] for name in names]
