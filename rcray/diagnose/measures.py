@@ -130,7 +130,9 @@ def predicted_pathways(measures: Measures, params: ObjectiveParams, likelihood: 
     z_w, z_l = torch.from_numpy(measures.sum_w), torch.from_numpy(measures.sum_l)
     if likelihood == "mean":
         z_w, z_l = z_w / n_w, z_l / n_l
-    given = incentives(objective, PairLogps(z_w, z_l, n_w, n_l, z_w.clone(), z_l.clone(), likelihood))
+    at_start = {"kl_baseline": z_w.new_zeros(())}  # KTO's, of a policy that is its own reference
+    pairs = PairLogps(z_w, z_l, n_w, n_l, z_w.clone(), z_l.clone(), likelihood, at_start)
+    given = incentives(objective, pairs)
     d_w, d_l = given.d_w.numpy(), given.d_l.numpy()
     change_w = d_w * measures.score_w - d_l * measures.score_wl
     change_l = d_w * measures.score_wl - d_l * measures.score_l
