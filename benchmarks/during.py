@@ -13,9 +13,11 @@ import json
 import statistics
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from benchmarks.interleaved import arguments, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
@@ -53,9 +55,22 @@ def main() -> None:
 
 def operations(run: Callable[[], object]) -> int:
     """Floating-point operations of all matrix products."""
-    with FlopCounterMode(display=False) as counter:
+    with Operations() as counted:
         run()
-    return counter.get_total_flops()
+    return counted.total
+
+
+class Operations(TorchDispatchMode):
+    """Torch's own counts; its FlopCounterMode follows modules, which `autograd.grad` does not bear."""
+
+    total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        count = flop_registry.get(function._overloadpacket)
+        if count is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 def probes(setting: Setting) -> tuple[partial[object], partial[object]]:
