@@ -1,4 +1,4 @@
-"""Ten thousand cells through everything around training: plan, ledger, delivery book, delivery, report.
+"""Ten thousand cells through everything around training: plan, ledger, delivery book, report.
 
 Cells are simulated: their runs lie in the store as training leaves them (status, step records, evaluation). Each part
 runs in a process of its own for a tenth of the cells and for all of them: seconds of processor time, and the growth of
@@ -7,7 +7,6 @@ the peak resident set. Growth is the exponent of the time, log10 of their ratio:
 plan            the grid expanded, and `rcray plan` over it
 ledger          a sweep's own: one refresh while eight cells run, all cells written
 book            every cell entered, every run's id kept, everything read back by another process
-delivery        to a tracker in memory: a first pass over all cells, and a second one with nothing new
 report          tables and page over all runs, without figures
 """
 
@@ -71,19 +70,6 @@ def book(store: Path) -> None:
     assert len(reader.cells()) == len(reader.server("sqlite:///x").runs) == len(cells)
 
 
-def delivery(store: Path) -> None:
-    from rcray.track.delivery import Delivery, Plan
-    from rcray.track.tracker import MemoryTracker
-
-    _, cells = cells_of(store)
-    shutil.rmtree(Store.at(store).experiment("delivered"), ignore_errors=True)
-    made = Delivery(
-        Plan("delivered", "Large", cells, live=True), Store.at(store), MemoryTracker, "memory://x", lambda cell: {}
-    )
-    for _ in range(2):
-        made.deliver()
-
-
 def report(store: Path) -> None:
     from rcray.aggregate.command import Request, run_report
 
@@ -101,7 +87,6 @@ PARTS: dict[str, Callable[[Path], float | None]] = {
     "plan": plan,
     "ledger": ledger,
     "book": book,
-    "delivery": delivery,
     "report": report,
 }
 
