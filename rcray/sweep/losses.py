@@ -54,7 +54,7 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
             self.given_up = False
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return Callback, ()  # Tune writes its settings down; nothing is read from them, and a lock cannot be written
+            return Callback, ()  # Tune writes its settings down, nothing is read from them; a lock cannot be written
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             ledger.start(_key(trial))
