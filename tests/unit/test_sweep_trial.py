@@ -9,6 +9,7 @@ from rcray.config import RunConfig
 from rcray.errors import ConfigError, RunLockedError, StorageUnavailableError
 from rcray.faults import classify
 from rcray.records.states import State
+from rcray.sweep import storage
 from rcray.sweep.losses import NODES, PROCESSES, Losses
 from rcray.sweep.trial import adjustment, smaller_micro_batch, with_micro_batch
 from rcray.train.failure import is_blameless, record_failure
@@ -135,6 +136,17 @@ def test_lost_nodes_are_not_counted_as_lost_processes():
     assert losses.avoided({"there", "else"}) == {"there"}
     losses.nodes += [""]  # never came to say where it was
     assert losses.verdict({"there"}) == f"its process was lost {PROCESSES} times"
+
+
+def test_a_node_without_the_store_is_named_and_nobody_blamed(store, monkeypatch):
+    monkeypatch.setattr(storage, "sees", lambda mark: mark.exists())  # without waiting for a network file system
+    with storage.marked(store) as mark:
+        assert storage.fault_here(mark, None) == ""
+    fault = storage.fault_here(mark, None)
+    assert fault.startswith("not the same directory on node ")
+    error = storage.refusal(store, fault)
+    assert error.message == f"store {store.root}: {fault}" and "execution.storage" in str(error.fix)
+    assert storage.refusal(store, "No space left on device").fix == "free space there; the same command continues"
 
 
 def test_a_cell_that_takes_its_nodes_down_is_given_up():
