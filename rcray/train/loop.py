@@ -203,7 +203,7 @@ class Training:
             update.scaling.restore(self.progress.loss_scale)
         self.state.drift = Drift(*self.progress.drift)
         if self.state.looks is not None:
-            self.state.looks.restore(self.progress.look, self.state.calibrator)
+            self.state.looks.restore(self.progress.look)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
             self._write_status(State.RUNNING)
