@@ -13,7 +13,7 @@ STORE/
     adjusted.json         what was changed so that it could run at all; absent in most runs
     environment.json      versions, packages and git state it was started with, if it was tracked
   cache/                  tiny models, reference likelihoods: by content, shared by every run
-  experiments/NAME/       ledger.json, tracking.json, sync.log, tables/, figures/, measurements.csv, report.html
+  experiments/NAME/       ledger.json, tracking.jsonl, sync.log, tables/, figures/, measurements.csv, report.html
   mlflow.db, mlartifacts/ the default tracking store
   store-id                tells this store's runs from another's on a shared tracking server
 """

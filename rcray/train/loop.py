@@ -29,7 +29,7 @@ from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RunLockedError
-from rcray.files import publish_directory, storage_fault
+from rcray.files import publish_directory
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
@@ -38,7 +38,7 @@ from rcray.records.status import RunStatus, Standing, Writer
 from rcray.store import RunDir, Store
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder, sound_until
-from rcray.train.failure import lost_a_peer, record_failure
+from rcray.train.failure import is_blameless, record_failure
 from rcray.train.fresh import FreshPairs
 from rcray.train.mirror import Mirror
 from rcray.train.probe import NOT_PROBED, Probe
@@ -76,8 +76,7 @@ class Job:
     @cached_property
     def mirror(self) -> Mirror | None:
         """Its copy on remote storage, where one is kept."""
-        uri = self.config.execution.storage
-        return Mirror(uri, self.run) if uri else None
+        return Mirror.of(self.config, self.run)
 
 
 def worker_loop(settings: dict[str, Any]) -> RunStatus:
@@ -99,14 +98,16 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
     try:
         if job.mirror:
             job.mirror.pull()
+            job.mirror.pull_caches()
         with reporting(job.run.path if rank == 0 else None):
             report(PREPARATION, 0, 1)
             training = prepare(job, rank, workers)
+            if rank == 0 and job.mirror:
+                job.mirror.push_caches()
             training.start()
             return training.run()
     except Exception as error:
-        # A run that lost a peer did nothing wrong: Ray starts the group again. Nor did one whose disk is full.
-        if not lost_a_peer(error) and not storage_fault(error):
+        if not is_blameless(error):  # else Ray starts it again, in another process
             record_failure(job.run, error, job.attempt, job.config)
             if rank == 0 and job.mirror:
                 job.mirror.push()
@@ -202,7 +203,7 @@ class Training:
             update.scaling.restore(self.progress.loss_scale)
         self.state.drift = Drift(*self.progress.drift)
         if self.state.looks is not None:
-            self.state.looks.restore(self.progress.look, self.state.calibrator)
+            self.state.looks.restore(self.progress.look)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
             self._write_status(State.RUNNING)
