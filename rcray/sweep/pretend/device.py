@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from transformers import masking_utils
 
 NAME = "pretend"
 _AUTOCAST_KEY = "AutocastPrivateUse1"
@@ -89,10 +90,12 @@ class Watch(TorchDispatchMode):
         self._known: set[int] = set()
         self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._above = _Above(self)
+        self._tracing_before = masking_utils.is_tracing
         self._attention_before, self._list_before = F.scaled_dot_product_attention, FakeTensor.tolist
 
     def __enter__(self) -> "Watch":
         F.scaled_dot_product_attention = self._attend  # type: ignore
+        masking_utils.is_tracing = lambda _tensor=None: False  # it takes fake tensors for a graph under construction
         FakeTensor.tolist = lambda tensor: self._listed(tensor)  # type: ignore
         self._above.__enter__()
         super().__enter__()
@@ -102,6 +105,7 @@ class Watch(TorchDispatchMode):
         super().__exit__(*problem)
         self._above.__exit__(*problem)
         F.scaled_dot_product_attention = self._attention_before  # type: ignore
+        masking_utils.is_tracing = self._tracing_before
         FakeTensor.tolist = self._list_before  # type: ignore
 
     def forget(self) -> None:
@@ -256,14 +260,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _line() -> str:
-    """The innermost line of rcray, or of whoever asked, that is not the watch's own."""
+    """The innermost line of rcray that asked, and of transformers where that asked on its behalf."""
     frame: Any = sys._getframe(1)
-    first = ""
+    by = ""
     while frame is not None:
         path = frame.f_code.co_filename
         if "/rcray/" in path and "/pretend/" not in path:
-            return f"{path.rpartition('/rcray/')[2]}:{frame.f_lineno}"
-        if not first and "/transformers/" in path:
-            first = f"{path.rpartition('/transformers/')[2]}:{frame.f_lineno}"
+            return f"{path.rpartition('/rcray/')[2]}:{frame.f_lineno}{by}"
+        if not by and "/transformers/" in path:
+            by = f" by transformers' {path.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
-    return first or "?"
+    return by or "?"
