@@ -104,6 +104,11 @@ def read_json(
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}", fix="give another --store") from None
 
 
+def damaged(path: Path, error: Exception, fix: str) -> StoreError:
+    """What to raise of a file whose content is not what was written."""
+    return StoreError(f"{path}: damaged: {error}", fix=fix)
+
+
 def recover_json(path: Path, default: Any, then: str, parse: Callable[[Any], Any] | None = None) -> Any:
     """Reads JSON that can be made again from what else lies in the store.
 

@@ -9,6 +9,7 @@ STORE/
     final/                the trained model and its tokenizer
     best/                 the model that ranked the probe pairs best, where asked for
     evaluation.json       metric rows
+    items/KEY.parquet     what they are means of: every held-out pair, every document
     adjusted.json         what was changed so that it could run at all; absent in most runs
     environment.json      versions, packages and git state it was started with, if it was tracked
   cache/                  tiny models, reference likelihoods: by content, shared by every run
@@ -97,6 +98,10 @@ class RunDir:
     def evaluation(self) -> Path:
         """Metric rows."""
         return self.path / "evaluation.json"
+
+    def items(self, key: str) -> Path:
+        """What the measurement with this key said of every pair or document."""
+        return self.path / "items" / f"{key}.parquet"
 
     @property
     def adjusted(self) -> Path:

@@ -2,7 +2,8 @@
 
 LEDGER/
   experiments/NAME/     experiment.yaml, ledger.json, and stopped.json where its search has stopped runs
-  runs/RUN_ID/          config.yaml, status.json, evaluation.json, adjusted.json, dynamics/*.parquet
+  runs/RUN_ID/          config.yaml, status.json, evaluation.json, items/*.parquet, adjusted.json,
+                        dynamics/*.parquet
 """
 
 import shutil
@@ -97,6 +98,8 @@ def _export_run(result: CellResult, target: RunDir) -> None:
     for old, new in ((source.evaluation, target.evaluation), (source.adjusted, target.adjusted)):
         if old.exists():
             shutil.copyfile(old, new)
+    for items in sorted((source.path / "items").glob("*.parquet")):
+        write_atomic(target.items(items.stem), items.read_bytes())
     if result.recorded:
         _export_dynamics(source, target)
     elif source.dynamics.exists():

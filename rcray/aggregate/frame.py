@@ -17,6 +17,7 @@ from rcray.records.evaluation import MetricRow
 
 ACCURACY, MARGIN = "preference/accuracy", "preference/margin"
 DRIFT_W, DRIFT_L = "preference/drift_w", "preference/drift_l"
+RANKING, RANKING_PER_TOKEN = "preference/ranking", "preference/ranking_per_token"
 DYNAMICS = "dynamics/"  # in front of everything the step records say
 SHARE = "share"
 
@@ -101,7 +102,8 @@ def to_csv(rows: Iterable[Measurement]) -> str:
 def _unit(row: MetricRow, config: RunConfig) -> str:
     if row.name in (MARGIN, DRIFT_W, DRIFT_L):
         return likelihood_unit([config])
-    return SHARE if row.name == ACCURACY or row.benchmark in (ALPACA_EVAL, *BENCHMARKS) else ""
+    shares = (ACCURACY, RANKING, RANKING_PER_TOKEN)
+    return SHARE if row.name in shares or row.benchmark in (ALPACA_EVAL, *BENCHMARKS) else ""
 
 
 def _number(value: float | None) -> float:

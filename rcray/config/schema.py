@@ -251,6 +251,11 @@ class RunConfig(Section):
         return self.train.epochs == 0
 
     @property
+    def without_rc(self) -> "RunConfig":
+        """The same run with calibration off."""
+        return self.model_copy(update={"calibration": self.calibration.model_copy(update={"enabled": False})})
+
+    @property
     def computes_in_float16(self) -> bool:
         """Whether gradients pass through float16, and need loss scaling."""
         model = self.model

@@ -13,7 +13,7 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.evaluate import embedded
 from rcray.evaluate.harness import harness_version
 
-PREFERENCE_VERSION = 2  # raised when the rows of held-out preference change
+PREFERENCE_VERSION = 3  # raised when the rows of held-out preference change
 BENCHMARK_VERSION = 1  # raised when the rows of benchmarks change
 _LENGTH = 24
 

@@ -1,11 +1,12 @@
 """Everything that is measured on one finished run: each model loaded once, each number measured once.
 
-STORE/cache/evaluation/KEY.json   rows of one benchmark, by what they depend on
-STORE/runs/RUN_ID/evaluation.json all rows of a run, and which keys they came from
+STORE/cache/evaluation/KEY.json         rows of one benchmark, by what they depend on; KEY.parquet: what they sum up
+STORE/runs/RUN_ID/evaluation.json       all rows of a run, and which keys they came from
+STORE/runs/RUN_ID/items/KEY.parquet     every pair or document behind them
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
 from rcray.evaluate.keys import benchmark_key, preference_key
 from rcray.evaluate.preference import Shifts, preference_rows
+from rcray.files import write_atomic
 from rcray.models.chain import read_chain
 from rcray.records.evaluation import (
     Measured,
@@ -26,6 +28,7 @@ from rcray.records.evaluation import (
     write_evaluation,
     write_measured,
 )
+from rcray.records.items import Items, write_items
 from rcray.records.progress import EVALUATION, report, reporting
 from rcray.records.states import State
 from rcray.store import RunDir, Store
@@ -129,8 +132,12 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         rows[measurement.name] = measured
         fault = subject.fault or fault
         entry = Measured(measurement.name, measured, fault, time.time() - begun)
+        if subject.items is not None:
+            write_items(_cached(store, measurement.key).with_suffix(".parquet"), subject.items)
         write_measured(_cached(store, measurement.key), entry)
-    every = _keep(run, {m.name: m.key for m in wanted if m.name in rows}, rows)
+    keys = {m.name: m.key for m in wanted if m.name in rows}
+    _keep_items(run, store, keys.values())
+    every = _keep(run, keys, rows)
     if errors:
         raise errors[0]
     return Outcome(
@@ -146,6 +153,14 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
 
 def _cached(store: Store, key: str) -> Path:
     return store.cache / "evaluation" / f"{key}.json"
+
+
+def _keep_items(run: RunDir, store: Store, keys: Iterable[str]) -> None:
+    """Puts what was said of each item beside the run's rows; measurements of earlier versions kept nothing."""
+    for key in keys:
+        kept = _cached(store, key).with_suffix(".parquet")
+        if kept.is_file() and not run.items(key).is_file():
+            write_atomic(run.items(key), kept.read_bytes())
 
 
 def add_rows(run: RunDir, name: str, key: str, rows: Sequence[MetricRow]) -> None:
@@ -170,13 +185,17 @@ class Subject:
         self.run = store.run(run_id(config))
         self.loads = 0
         self.fault: str | None = None
+        self.items: Items | None = None  # behind the rows of the last measurement
         self._model: Any = None
         self._harness: Any = None
 
     def measure(self, benchmark: Benchmark | None) -> list[MetricRow]:
         """Rows of held-out preference (None) or of one benchmark."""
+        self.items = None
         if benchmark is None:
-            rows = preference_rows(self._shifts(), is_reference=self.config.is_start_model)
+            shifts = self._shifts()
+            self.items = shifts.items()
+            rows = preference_rows(shifts, is_reference=self.config.is_start_model)
             self.fault = next((row.reason for row in rows if row.status is State.DEGENERATE), None)
             return rows
         from rcray.evaluate.harness import run_benchmark
@@ -184,7 +203,10 @@ class Subject:
         harness = self._open()
         if self.fault is not None:
             return [MetricRow(benchmark.name, benchmark.metric or "score", status=State.DEGENERATE, reason=self.fault)]
-        return run_benchmark(benchmark, harness, self.settings)
+        return run_benchmark(benchmark, harness, self.settings, self._take_items)
+
+    def _take_items(self, items: Items) -> None:
+        self.items = items
 
     def _open(self) -> Any:
         from rcray.evaluate.backends import open_transformers, open_vllm
@@ -224,12 +246,16 @@ class Subject:
         count = len(data.pairs)
         say = partial(report, EVALUATION, total=count)
         logps = pair_logps(self._loaded().model, data, range(count), device, say)
-        shift_w, shift_l = logps.sum_w - reference.sum_w, logps.sum_l - reference.sum_l
-        if config.likelihood == "mean":
-            shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
-        beta = getattr(config.objective, "beta", None)
         return Shifts(
-            shift_w.numpy(), shift_l.numpy(), reference.n_w.numpy(), reference.n_l.numpy(), float(beta) if beta else 1.0
+            start_w=reference.sum_w.numpy(),
+            start_l=reference.sum_l.numpy(),
+            trained_w=logps.sum_w.numpy(),
+            trained_l=logps.sum_l.numpy(),
+            n_w=reference.n_w.numpy(),
+            n_l=reference.n_l.numpy(),
+            rows=tuple(pair.row for pair in data.pairs),
+            per_token=config.likelihood == "mean",
+            beta=float(getattr(config.objective, "beta", None) or 1.0),
         )
 
 
