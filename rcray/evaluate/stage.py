@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig, run_id
-from rcray.config.benchmarks import PREFERENCE, Benchmark
+from rcray.config.benchmarks import PREFERENCE, SAMPLES, Benchmark
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
-from rcray.evaluate.keys import benchmark_key, preference_key
+from rcray.evaluate.keys import benchmark_key, preference_key, samples_key
 from rcray.evaluate.preference import Shifts, preference_rows
 from rcray.files import write_atomic
 from rcray.models.chain import read_chain
@@ -36,11 +36,11 @@ from rcray.store import RunDir, Store
 
 @dataclass(frozen=True)
 class Measurement:
-    """One thing to measure: held-out preference, or a benchmark."""
+    """One thing to measure: held-out preference, samples, or a benchmark."""
 
     name: str
     key: str
-    benchmark: Benchmark | None = None  # None: held-out preference
+    benchmark: Benchmark | None = None  # None: held-out preference, or samples
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,15 @@ class EvaluationStage:
             wanted = wanted_measurements(config, run, self.settings)
         except ModelError:  # an incomplete chain: measuring names the missing piece
             return False
-        return all(have.get(measurement.name) == measurement.key for measurement in wanted)
+        return all(have.get(m.name) == m.key and not _lacks_texts(m, run) for m in wanted)
 
 
 def wanted_measurements(config: RunConfig, run: RunDir, settings: EvaluationConfig) -> list[Measurement]:
     """What the settings ask of a run, with the key of each. Raises ModelError for an incomplete adapter chain."""
     weights = read_chain(run.final)["key"]
     wanted = [Measurement(PREFERENCE, preference_key(config, weights))] if settings.preference else []
+    if settings.samples:
+        wanted.append(Measurement(SAMPLES, samples_key(config, settings, weights)))
     return wanted + [
         Measurement(benchmark.name, benchmark_key(benchmark, settings, weights), benchmark)
         for benchmark in settings.resolved()
@@ -114,6 +116,8 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
     rows: dict[str, Sequence[MetricRow]] = {}
     fault: str | None = None
     for measurement in wanted:
+        if _lacks_texts(measurement, run):
+            continue
         if known := recover_measured(_cached(store, measurement.key)):
             rows[measurement.name] = known.rows
             fault = fault or known.fault
@@ -125,7 +129,7 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         try:
             with reporting(run.path):
                 report(EVALUATION, i, len(todo))
-                measured = tuple(subject.measure(measurement.benchmark))
+                measured = tuple(subject.measure(measurement))
         except (ConfigError, DataError) as error:  # of this benchmark; the model and the others are sound
             errors.append(error)
             continue
@@ -149,6 +153,11 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         time.time(),
         fault,
     )
+
+
+def _lacks_texts(measurement: Measurement, run: RunDir) -> bool:
+    """Whether these are samples whose texts are not in the run's directory: their numbers alone show nothing."""
+    return measurement.name == SAMPLES and not run.samples.is_file()
 
 
 def _cached(store: Store, key: str) -> Path:
@@ -189,9 +198,11 @@ class Subject:
         self._model: Any = None
         self._harness: Any = None
 
-    def measure(self, benchmark: Benchmark | None) -> list[MetricRow]:
-        """Rows of held-out preference (None) or of one benchmark."""
-        self.items = None
+    def measure(self, measurement: Measurement) -> list[MetricRow]:
+        """Rows of one measurement."""
+        benchmark, self.items = measurement.benchmark, None
+        if measurement.name == SAMPLES:
+            return self._samples()
         if benchmark is None:
             shifts = self._shifts()
             self.items = shifts.items()
@@ -231,6 +242,29 @@ class Subject:
             self.loads += 1
             self._model = load_trained(self.run.final, self.store.cache, device=_device())
         return self._model
+
+    def _samples(self) -> list[MetricRow]:
+        """Both models answer the same prompts; the texts go into the run's directory."""
+        from rcray.data.prepare import prepare_data
+        from rcray.evaluate.degenerate import model_fault
+        from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
+        from rcray.models.adapters import adapters_off
+        from rcray.models.load import load_model
+        from rcray.records.samples import write_samples
+
+        config, cache = self.config, self.store.cache
+        trained = self._loaded()
+        if fault := model_fault(trained.model, trained.tokenizer):
+            self.fault = fault
+            return [MetricRow(SAMPLES, "flagged_trained", status=State.DEGENERATE, reason=fault)]
+        pairs = sampled_pairs(prepare_data(config.data, trained.tokenizer, cache).held_out.pairs, self.settings.samples)
+        after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings)
+        base = trained if config.model.trains_adapters else load_model(config.model, cache, device=_device())
+        with adapters_off(base.model):
+            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings)
+        samples = samples_of(trained.tokenizer, pairs, before, after)
+        write_samples(self.run.samples, samples)
+        return sample_rows(samples)
 
     def _shifts(self) -> Shifts:
         from rcray.data.prepare import prepare_data
