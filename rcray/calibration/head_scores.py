@@ -71,7 +71,7 @@ def pair_products(applied: HeadPass, layout: Layout, weights: Tensor) -> list[Pr
         for rows, residual in part.residuals():
             sums(part, rows, residual)
         w, l = (side[0].double() for side in (sums.side_scores().w, sums.side_scores().l))  # noqa: E741
-        found.append(Products(*(float((a * b).sum()) for a, b in ((w, w), (l, l), (w, l)))))
+        found.append(Products(torch.stack([(a * b).sum() for a, b in ((w, w), (l, l), (w, l))])))
     return found
 
 

@@ -112,7 +112,7 @@ def _of_layout(layout: Layout, logp: Tensor, applied: HeadPass, likelihood: Redu
     across, own = (hidden[0] * hidden[1]).sum(1), hidden[0].square().sum(1)
     weights = torch.ones_like(logp) if likelihood == "sum" else layout.token_seeds(1 / n_w, 1 / n_l).to(logp.dtype)
     products = pair_products(applied, layout, weights)
-    scores = torch.tensor([[p.ww, p.ll, p.wl] for p in products], dtype=torch.float64).T
+    scores = torch.stack([p.values for p in products]).T.cpu()  # <w, w>, <l, l>, <w, l> of every pair
     ches, normalised = across - own, across / (n_w * n_l) - own / n_w**2
     return torch.stack([*(x.cpu() for x in (*sums, n_w, n_l, ches, normalised)), *scores]).numpy()
 

@@ -77,7 +77,13 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
         watch.forget()
         optimizer_step(state, batches, 2)
         seen = Seen(
-            *map(dict, (watch.waits, watch.stalls, watch.copies, watch.products, watch.attention)), weights, watch.peak
+            waits=dict(watch.waits),
+            stalls=dict(watch.stalls),
+            copies=dict(watch.copies),
+            products=dict(watch.products),
+            attention=dict(watch.attention),
+            weights_bytes=weights,
+            peak_bytes=watch.peak,
         )
         del state, loaded, live, reference
         gc.collect()
