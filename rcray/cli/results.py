@@ -69,7 +69,7 @@ def export(
 ) -> None:
     """Write a finished run as a plain peft or transformers directory: weights, tokenizer, card, chain."""
     opened = Store.open(store)
-    typer.echo(f"exporting {run} to {to}", err=True)
+    announce(f"exporting {run} to {to}")
     from rcray.evaluate.command import find_run
     from rcray.export import export_run
 
@@ -171,6 +171,7 @@ def sync(
     A sweep or a training runs this with --follow by itself. By hand it is for one whose delivery was killed, or to
     deliver to a second server; two of them at once send nothing twice.
     """
+    announce(f"looking for what {store} has not delivered")
     from rcray import sync as delivering
     from rcray.follow import follow as follow_training
     from rcray.follow import one_to_follow

@@ -23,8 +23,8 @@ ASSUMPTIONS = (
     "Memory is one worker's, on its device."
 )
 MEASURED = (
-    "Measured here: one micro-batch of each kind of cell, one cell at a time; reference, probes and held-out pairs are "
-    "counted, benchmarks are not. Memory is that of the process."
+    "Measured here: one micro-batch of each kind of cell, one cell at a time; looks, reference, probes and held-out "
+    "pairs are counted, benchmarks are not. Memory is that of the process."
 )
 _WIDE = 110  # columns
 
@@ -125,7 +125,7 @@ def make_plan(
 
 def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
     """The plan with hours and memory from timed micro-batches: one for all cells that cost the same per pair."""
-    from rcray.sweep.measure import Measured, measure, measurement_key
+    from rcray.sweep.measure import Measured, measure_apart, measurement_key
 
     found: dict[str, Measured] = {}
     for planned in plan.cells.values():
@@ -133,7 +133,7 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
         key = measurement_key(config)
         if key not in found:
             say(f"measuring a micro-batch of {planned.cell.label}")
-            found[key] = measure(config, store)
+            found[key] = measure_apart(config, store)
         seen, cost = found[key], planned.cost
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)

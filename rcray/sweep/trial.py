@@ -41,7 +41,9 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
     cell = Cell.from_content(params["cell"])
     run = store.run(cell.run_id)
     try:
-        if train_cell(cell.config, run, store, scored).status is State.OK:
+        outcome = train_cell(cell.config, run, store, scored).status
+        _free_memory()  # a process goes on to other stages and cells: what was trained lies in cycles until then
+        if outcome is State.OK:
             for stage in stages:
                 stage(cell.config, store)
     except Exception as error:
@@ -54,6 +56,7 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
         record_failure(run, error)
         if classify(error) == "transient":
             raise
+    _free_memory()
     tune.report({"finished": True})
 
 

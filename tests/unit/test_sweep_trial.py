@@ -1,4 +1,6 @@
-"""Errors told apart, and a cell in smaller portions."""
+"""Errors told apart, a cell in smaller portions, and a process that lets go of the cell before."""
+
+import gc
 
 import pytest
 import torch
@@ -6,7 +8,9 @@ import torch
 from rcray.config import RunConfig
 from rcray.errors import ConfigError, RunLockedError
 from rcray.sweep.faults import classify
-from rcray.sweep.trial import adjustment, smaller_micro_batch, with_micro_batch
+from rcray.sweep.grid import Cell
+from rcray.sweep.trial import adjustment, run_trial, smaller_micro_batch, with_micro_batch
+from tests.small_runs import small_config
 
 
 class ActorDiedError(Exception):
@@ -61,3 +65,27 @@ def test_a_smaller_window_is_told(granularity, smaller_windows):
     note = adjustment(config, 4).note
     assert note.startswith("micro-batch 8 -> 4")
     assert ("smaller windows" in note) == smaller_windows
+
+
+def test_a_process_lets_go_of_what_it_trained(store, monkeypatch):
+    """Ray's processes go from cell to cell; models of finished ones would add up until Python happens to tidy up."""
+    from ray import tune
+
+    from rcray.config import run_id
+    from rcray.train.loop import Training
+
+    def trainings():
+        return sum(type(thing) is Training for thing in gc.get_objects())
+
+    config = small_config(data={"train_pairs": 8, "eval_pairs": 4})
+    seen = []
+    monkeypatch.setattr(tune, "report", lambda *_: None)
+    gc.collect()
+    gc.disable()
+    try:
+        cell = Cell(run_id(config), config, ())
+        run_trial({"cell": cell.content()}, store, (lambda *_: seen.append(trainings()),))
+    finally:
+        gc.enable()
+    assert store.run(cell.run_id).read_status().status == "ok"
+    assert (seen, trainings()) == ([0], 0), "neither while it is evaluated nor after"
