@@ -119,7 +119,8 @@ def card(config: RunConfig, record: dict[str, Any], rows: tuple[MetricRow, ...],
     settings = ", ".join(f"{name} {value:g}" for name, value in constants.items() if isinstance(value, int | float))
     named = f"{config.objective_title} ({settings})" if settings else config.objective_title
     yield f"| objective | {named}, likelihood {config.likelihood} |"
-    on = f"on (ema_beta {rc.ema_beta:g}, clip {rc.clip}, scores {rc.scores}, per {rc.granularity})"
+    smoothed = f", ema_beta {rc.ema_beta:g}, clip {rc.clip}" if rc.kind == "published" else ""
+    on = f"on (kind {rc.kind}{smoothed}, scores {rc.scores}, per {rc.granularity})"
     yield f"| reward calibration | {on if rc.enabled else 'off'} |"
     yield f"| data | {config.data.name}{f', {wheel.requirement}: {wheel.licence}' if wheel else ''} |"
     train, method = config.train, config.model.method

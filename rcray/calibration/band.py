@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from rcray.calibration.scores import Gradients, Products, Reduce
+from rcray.config.calibration import EMA_BETA
 from rcray.objectives.base import Incentives
 from rcray.records.columns import Pathway, pathway_of
 
@@ -300,7 +301,7 @@ def observe(stats: Statistics) -> Calibration:
 class Calibrator:
     """The log-EMAs and the factor they give. The only state is four floats."""
 
-    def __init__(self, ema_beta: float = 0.98, *, clip: bool = True):
+    def __init__(self, ema_beta: float = EMA_BETA, *, clip: bool = True):
         self.ema_beta = ema_beta
         self.clip = clip
         self.ema: dict[str, float] | None = None
@@ -334,3 +335,12 @@ class Calibrator:
     def load_state_dict(self, state: dict[str, float] | None) -> None:
         """Restores what `state_dict` gave."""
         self.ema = None if state is None else {name: float(state[name]) for name in _SMOOTHED}
+
+
+def normalised_gradient() -> Calibrator:
+    """Pairwise normalised gradients (Yuan et al. 2024, arXiv:2410.13828): s_w/|s_w| - s_l/|s_l|, whatever d_w and d_l.
+
+    Each window's ratio becomes its own r*: calibration without memory, and nothing to clip. The length of the step is
+    left as it was, (d_w |s_w| d_l |s_l|)^(1/2) of the window, so that learning rates keep their meaning.
+    """
+    return Calibrator(ema_beta=0.0, clip=False)

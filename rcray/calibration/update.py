@@ -281,7 +281,8 @@ class UpdateCalibrator:
         self.score_l: Tensor | None = None
 
     def look(self, foreseen: Foreseen) -> None:
-        """Takes in what a look showed; one of a gradient that overflowed shows nothing."""
+        """Takes in what a look showed; a gradient that overflowed shows no response."""
+        self.score_w, self.score_l = foreseen.score_w, foreseen.score_l
         seen = foreseen.response(self.log_alpha)
         if not all(map(math.isfinite, seen.values())):
             return
@@ -295,7 +296,6 @@ class UpdateCalibrator:
                 for before, now in zip(old.values(), seen.values(), strict=True)
             )
         )
-        self.score_w, self.score_l = foreseen.score_w, foreseen.score_l
 
     def decide(
         self,
@@ -305,7 +305,7 @@ class UpdateCalibrator:
         *,
         guarding: bool = False,
     ) -> float:
-        """log alpha of the coming step; the last one where the branches do not pull q apart.
+        """log alpha of the coming step; the last one where the branches do not pull q apart, or scores are not finite.
 
         `guarding`: the winner fell too far; q is the winner alone until it is back.
         """
@@ -315,7 +315,7 @@ class UpdateCalibrator:
         memory = seen_by(self.score_w, self.score_l, preview.kept(), total)
         wanted = memory.of(share) + drift.of(share) / HORIZON
         b_w, b_l = (b / preview.settles for b in self.response.of(share))
-        if b_w > 0 and b_l > 0:
+        if b_w > 0 and b_l > 0 and math.isfinite(wanted):
             self.log_alpha = _bounded(_solution(wanted, b_w, b_l))
         return self.log_alpha
 

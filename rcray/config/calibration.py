@@ -9,6 +9,7 @@ from rcray.config.section import Section
 
 FIRST_LOOKS = 20  # steps that begin with a look each, while an optimizer's moments build up
 LOOK_EVERY = 10  # steps between two looks after that
+EMA_BETA = 0.98
 LOSER_SHARE = 0.75  # of the margin's growth
 WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall, calibrated by the update
 
@@ -17,11 +18,14 @@ class CalibrationConfig(Section):
     """Reward calibration: whether, by what, and how what it steers by is measured.
 
     `published` balances incentives against scores at the head or the last adapters, smoothed, as the paper does;
-    `update` steers by the update that the optimizer really makes, judged by pairs that were not trained on yet.
+    `update` steers by the update that the optimizer really makes, judged by pairs that were not trained on yet;
+    `normalised` follows s_w/|s_w| - s_l/|s_l| in every window (Yuan et al. 2024, arXiv:2410.13828), without memory.
     """
 
     enabled: bool = False
-    kind: Literal["published", "update"] = Field("published", description="the paper's calibration, or by the update")
+    kind: Literal["published", "update", "normalised"] = Field(
+        "published", description="the paper's calibration, by the update, or the normalised gradient"
+    )
     loser_share: float = Field(
         LOSER_SHARE,
         gt=0,
@@ -38,7 +42,7 @@ class CalibrationConfig(Section):
         description="steps between two looks at fresh pairs, which predict and judge the update; 0: never",
     )
     look_pairs: int = Field(8, ge=1, description="pairs of a look")
-    ema_beta: float = Field(0.98, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
+    ema_beta: float = Field(EMA_BETA, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
     clip: bool = Field(True, description="keep the calibrated ratio inside the instantaneous band")
     granularity: Literal["microbatch", "step"] = Field("microbatch", description="over what the statistics are taken")
     scores: Literal["head", "sketch", "adapters", "full"] = Field(
@@ -53,6 +57,20 @@ class CalibrationConfig(Section):
         if self.steers_by_update and self.look_every == 0:
             raise ValueError("look_every 0: kind 'update' steers by looks; use 1 or more")
         return self
+
+    @model_validator(mode="after")
+    def _normalised_has_no_memory(self) -> "CalibrationConfig":
+        if self.enabled and self.kind == "normalised":
+            for name, usual in (("ema_beta", EMA_BETA), ("loser_share", LOSER_SHARE)):
+                if getattr(self, name) != usual:
+                    raise ValueError(f"{name} has no meaning for kind 'normalised', which has no memory; delete it")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What stands for it in the name of a run."""
+        named = {"published": "RC", "update": "RC update", "normalised": "normalised"}
+        return named[self.kind] if self.enabled else "no RC"
 
     @property
     def steers_by_update(self) -> bool:

@@ -21,9 +21,10 @@ _LATER_FIELDS: dict[str, dict[str, Any]] = {
     "train": {"optimizer": "adamw", "precision": "weights", "micro_batch_tokens": None, "momentum": 0.0},
 }
 
-#: Fields of one kind of calibration that the other does not read; looks only watch a run that is not steered by them.
+#: Fields that a kind of calibration does not read; looks only watch a run that is not steered by them.
 _SMOOTHING = ("ema_beta", "clip")
 _STEERING = ("loser_share", "look_every", "look_pairs")
+_INACTIVE = {"published": _STEERING, "update": _SMOOTHING, "normalised": (*_SMOOTHING, *_STEERING)}
 
 RUN_ID_LENGTH = 12  # hex digits: 48 bits, collisions are out of reach for any grid
 
@@ -40,7 +41,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
         recorded = ("enabled", "scores", "granularity", "record_full")
         content["calibration"] = {name: content["calibration"][name] for name in recorded}
     else:
-        inactive = _SMOOTHING if calibration.steers_by_update else _STEERING
+        inactive = _INACTIVE[calibration.kind]
         content["calibration"] = {n: value for n, value in content["calibration"].items() if n not in inactive}
     kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
     if not (calibration.granularity == "microbatch" or kl_baseline):

@@ -258,8 +258,7 @@ class RunConfig(Section):
         """A name a person can read, as in `tiny-neox · dpo · RC`."""
         if self.is_start_model:
             return f"{self.model.label} · {START_MODEL}"
-        rc = "RC update" if self.calibration.steers_by_update else "RC" if self.calibration.enabled else "no RC"
-        return f"{self.model.label} · {self.objective.name} · {rc}"
+        return f"{self.model.label} · {self.objective.name} · {self.calibration.title}"
 
     @property
     def total_steps(self) -> int | None:

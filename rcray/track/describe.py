@@ -48,7 +48,8 @@ def params_of(config: RunConfig) -> dict[str, str]:
 
 def tags_of(cell: Cell) -> dict[str, str]:
     """What people filter and group by."""
-    config = cell.config
+    config, calibration = cell.config, cell.config.calibration
+    averages = calibration.enabled and calibration.kind == "published"
     return clean_tags(
         {
             "model": config.model.label,
@@ -56,8 +57,8 @@ def tags_of(cell: Cell) -> dict[str, str]:
             "data": config.data.name,
             "objective": config.objective.name,
             "family": config.objective.traits.family,
-            "rc": "on" if config.calibration.enabled else "off",
-            "ema_beta": str(config.calibration.ema_beta) if config.calibration.enabled else "none",
+            "rc": "on" if calibration.enabled else "off",
+            "ema_beta": str(calibration.ema_beta) if averages else "none",
             "epochs": str(config.train.epochs),
             "seed": str(config.train.seed),
             "fidelity": config.fidelity,

@@ -21,6 +21,7 @@ from rcray.models.capabilities import capabilities_of
 from rcray.objectives import objective
 from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.micro import PlainPart, Policy, ReadOff
+from rcray.train.scaling import LossScaling
 
 
 @dataclass(frozen=True)
@@ -55,33 +56,30 @@ class Looks:
         rank: int = 0,
         reduce: Reduce | None = None,
         sum_gradients: Callable[[Sequence[Tensor]], None] | None = None,
+        scaling: LossScaling | None = None,
     ):
         # Plain likelihoods, whatever the objective makes of its tokens: what the probe and the evaluation measure.
         self.policy = replace(policy, objective=objective("dpo"), reference=None, live_reference=None)
         self.optimizer, self.clip_norm = optimizer, clip_norm
-        self.reduce, self.sum_gradients = reduce, sum_gradients
+        self.reduce, self.sum_gradients, self.scaling = reduce, sum_gradients, scaling
         self.parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         self.coordinates = Coordinates(self.parameters, rank, reduce)
-        self.last: dict[str, Tensor] = {}  # weights and scores of the last look, for checkpoints too
+        #: Weights and scores of the last look, and the scale of the next one's seeds in float16; for checkpoints too.
+        self.last: dict[str, Tensor] = {}
 
     def take(self, fresh: Fresh) -> Look:
         """Scores of fresh pairs under the weights as they stand, each side by a backward of its own."""
-        branches: tuple[Gradients, Gradients] = ([], [])
-        likelihoods = []
-        for batch in fresh.batches:
-            micro = self._forward(batch)
-            seeds = torch.full_like(micro.pairs.z_w, 1 / fresh.pairs)
-            micro.branches(seeds, seeds, branches, self.parameters)
-            likelihoods.append(torch.stack([micro.pairs.z_w, micro.pairs.z_l]).detach())
-        if self.sum_gradients:
-            for side in branches:
-                self.sum_gradients(side)
-        flat, before = self.coordinates.flat, self.last
-        self.last = {"weights": flat(self.parameters), "score_w": flat(branches[0]), "score_l": flat(branches[1])}
+        score_w, score_l, likelihoods = self._scores(fresh)
+        while self.scaling and not self.scaling.settle(self._norm(score_w, score_l)):
+            score_w, score_l, likelihoods = self._scores(fresh)  # they overflowed: once more at half the scale
+        before = self.last
+        self.last = {"weights": self.coordinates.flat(self.parameters), "score_w": score_w, "score_l": score_l}
+        if self.scaling:
+            self.last["loss_scale"] = torch.tensor(self.scaling.state(), dtype=torch.float64)
         return Look(
-            self.last["score_w"],
-            self.last["score_l"],
-            drift=self._drift(torch.cat(likelihoods, 1) - fresh.start, fresh.pairs),
+            score_w,
+            score_l,
+            drift=self._drift(likelihoods - fresh.start, fresh.pairs),
             pairs=fresh.pairs,
             predicted=self._since(before) if before else None,
         )
@@ -91,6 +89,29 @@ class Looks:
         self.last = {name: tensor.to(self.policy.device) for name, tensor in last.items()}
         if self.last and isinstance(calibrator, UpdateCalibrator):
             calibrator.score_w, calibrator.score_l = self.last["score_w"], self.last["score_l"]
+        if self.scaling and "loss_scale" in self.last:
+            self.scaling.restore(self.last["loss_scale"].tolist())
+
+    def _scores(self, fresh: Fresh) -> tuple[Tensor, Tensor, Tensor]:
+        """Both mean scores on the coordinates that are read, and the likelihoods [2, pairs here] beside them."""
+        branches: tuple[Gradients, Gradients] = ([], [])
+        likelihoods = []
+        for batch in fresh.batches:
+            micro = self._forward(batch)
+            seeds = torch.full_like(micro.pairs.z_w, (self.scaling.scale if self.scaling else 1) / fresh.pairs)
+            micro.branches(seeds, seeds, branches, self.parameters)
+            likelihoods.append(torch.stack([micro.pairs.z_w, micro.pairs.z_l]).detach())
+        if self.sum_gradients:
+            for side in branches:
+                self.sum_gradients(side)
+        score_w, score_l = map(self.coordinates.flat, branches)
+        if self.scaling:
+            self.scaling.unscale([score_w, score_l])
+        return score_w, score_l, torch.cat(likelihoods, 1)
+
+    def _norm(self, *scores: Tensor) -> float:
+        """Not finite where an entry is not, on whichever worker."""
+        return float(self.coordinates.total(torch.stack([score.double().norm() for score in scores]).sum()))
 
     def _forward(self, batch: Batch) -> ReadOff | ExtraGradients:
         policy = self.policy

@@ -50,7 +50,8 @@ class StepOutcome:
 
 def judge(look: Look, foreseen: Foreseen | None, log_alpha: float, decisions: Sequence[Decision]) -> Judged:
     """What a look says of the update that is made with this factor."""
-    if foreseen is None:
+    move = foreseen.move(log_alpha) if foreseen else None
+    if foreseen is None or move is None or not math.isfinite(move.w + move.l):  # a gradient that overflowed
         return Judged(look)
     scaled = [d.calibration.calibrated for d in decisions]
     weight_w = _mean([s.sign_w * math.exp(s.log_d_w) for s in scaled])
@@ -58,7 +59,7 @@ def judge(look: Look, foreseen: Foreseen | None, log_alpha: float, decisions: Se
     own = foreseen.own_move(log_alpha, weight_w, weight_l)
     here = _mean([s.log_r for s in scaled])
     lower, upper = (here + 2 * edge for edge in foreseen.band())
-    return Judged(look, own, foreseen.move(log_alpha), (lower, upper))
+    return Judged(look, own, move, (lower, upper))
 
 
 def row_of(outcome: StepOutcome) -> dict[str, Any]:

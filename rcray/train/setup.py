@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rcray.calibration import Calibrator, score_parameters
+from rcray.calibration import Calibrator, normalised_gradient, score_parameters
 from rcray.calibration.update import UpdateCalibrator
 from rcray.config import RunConfig
 from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
@@ -94,7 +94,15 @@ def step_state(
     looks = None
     if calibration.look_every:
         reduce, summed = group.reduce, group.sum_gradients
-        looks = Looks(policy, optimizer, train.clip_norm, rank=rank, reduce=reduce, sum_gradients=summed)
+        looks = Looks(
+            policy,
+            optimizer,
+            train.clip_norm,
+            rank=rank,
+            reduce=reduce,
+            sum_gradients=summed,
+            scaling=LossScaling() if config.computes_in_float16 else None,
+        )
     return StepState(
         policy=policy,
         scoring=Scoring(
@@ -125,6 +133,8 @@ def calibrator_of(calibration: CalibrationConfig) -> Calibrator | UpdateCalibrat
         return None
     if calibration.kind == "update":
         return UpdateCalibrator(calibration.loser_share)
+    if calibration.kind == "normalised":
+        return normalised_gradient()
     return Calibrator(calibration.ema_beta, clip=calibration.clip)
 
 

@@ -11,9 +11,11 @@ from rcray.config import build_run, run_id
 from rcray.store import Store
 from rcray.train import scaling, setup
 from rcray.train.launch import launch
+from rcray.train.look import Looks
 from rcray.train.scaling import OVERFLOW, LossScaling
 from tests.small_runs import Killed, kill_at, records, small_config
 
+UPDATE = {"enabled": True, "kind": "update"}
 AUTOCAST = {"train": {"precision": "float16"}}
 QLORA = {
     "model": {
@@ -76,9 +78,85 @@ def test_an_overflow_costs_one_update_and_is_recorded(store, monkeypatch):
     assert rows["learning_rate"].gt(0).all()
 
 
-def test_resumed_equals_uninterrupted(store, tmp_path, monkeypatch):
+SEEN_BY_LOOKS = ("predicted_dz_w", "predicted_dz_l", "next_dz_w", "next_dz_l", "true_band_lower", "true_band_upper")
+
+
+def test_a_scaled_look_is_the_same_look(store, tmp_path, monkeypatch):
+    config = small_config(calibration=UPDATE)
+    launch(config, store)
+    other = other_store(store, tmp_path, "scaled")
+    monkeypatch.setattr(type(config), "computes_in_float16", True)
+    launch(config, other)
+    plain, scaled = records(store, config), records(other, config)
+    for column in (*SEEN_BY_LOOKS, "log_alpha"):
+        assert plain[column].equals(scaled[column]), column
+
+
+def first_look(store, monkeypatch, config):
+    """The scores of a run's first look."""
+    seen, take = [], Looks.take
+
+    def take_one(looks, fresh):
+        seen.append(take(looks, fresh))
+        raise Killed
+
+    monkeypatch.setattr(Looks, "take", take_one)
+    with pytest.raises(Killed):
+        launch(config, store)
+    monkeypatch.undo()
+    return torch.cat([seen[0].score_w, seen[0].score_l])
+
+
+@pytest.mark.parametrize("settings", [AUTOCAST, QLORA], ids=["autocast", "qlora"])
+def test_a_look_in_float16_sees_what_one_in_float32_does(store, monkeypatch, settings):
+    wide_model = {**settings["model"], "dtype": "float32"} if "model" in settings else {}
+    half, wide = (
+        small_config(likelihood="mean", calibration={"look_pairs": 32}, **each)
+        for each in (settings, {"model": {"name": "tiny-neox", **wide_model}})
+    )
+    expected = first_look(store, monkeypatch, wide)
+    seen = first_look(store, monkeypatch, half)
+    assert 0 < (seen - expected).norm() < 3e-2 * expected.norm()
+
+
+def test_a_look_that_overflows_is_taken_again(store, tmp_path, monkeypatch):
+    """At half the scale, until it holds; the scale is kept, and what is seen does not depend on where it began."""
+    config = small_config(**AUTOCAST, calibration=UPDATE)
+    launch(config, store)
+    other = other_store(store, tmp_path, "steep")
+    scales = []
+
+    def steep(*args, **kwargs):
+        kwargs["scaling"] = LossScaling(2.0**24)
+        scales.append(kwargs["scaling"])
+        return Looks(*args, **kwargs)
+
+    monkeypatch.setattr(setup, "Looks", steep)
+    launch(config, other)
+    assert 1 <= scales[0].scale < 2.0**24
+    usual, steep_rows = records(store, config), records(other, config)
+    assert usual["predicted_dz_w"].notna().sum() == len(usual) - 1
+    for column in SEEN_BY_LOOKS:
+        assert steep_rows[column].tolist() == pytest.approx(usual[column].tolist(), rel=5e-2, abs=1e-2, nan_ok=True)
+
+
+def test_a_step_that_overflows_says_nothing_of_its_band(store, monkeypatch):
+    """The look itself is sound: what it predicted stays, and calibration holds its factor."""
+    monkeypatch.setattr(setup, "LossScaling", lambda: LossScaling(2.0**24))
+    config = small_config(calibration=UPDATE, train={"precision": "float16"})
+    launch(config, store)
+    rows = records(store, config)
+    lost = rows["skipped"] == OVERFLOW
+    assert lost.any() and (~lost).any()
+    assert rows.loc[lost, ["next_dz_w", "true_band_lower", "true_band_upper"]].isna().all(axis=None)
+    assert rows.loc[~lost, "next_dz_w"].notna().all()
+    assert rows["predicted_dz_w"].notna()[1:].all() and rows["log_alpha"].notna().all()
+
+
+@pytest.mark.parametrize("calibration", [True, UPDATE], ids=["published", "update"])
+def test_resumed_equals_uninterrupted(store, tmp_path, monkeypatch, calibration):
     monkeypatch.setattr(scaling, "GROWTH_INTERVAL", 2)  # so that the scale itself must be restored
-    config = small_config(**AUTOCAST, calibration=True)
+    config = small_config(**AUTOCAST, calibration=calibration)
     launch(config, store)
     other = other_store(store, tmp_path, "interrupted")
     with pytest.raises(Killed):
