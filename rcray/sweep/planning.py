@@ -19,7 +19,7 @@ from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
 ASSUMPTIONS = (
     f"Estimates assume a {GPU.name} ({GPU.flops / 1e12:g} TFLOP/s in 16 bits, {GPU.utilisation:.0%} of it used), "
-    f"{_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of them. Evaluation is not counted. "
+    f"{_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of them. Evaluation and looks are not counted. "
     "Memory is one worker's, on its device."
 )
 MEASURED = (
