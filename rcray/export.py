@@ -56,10 +56,10 @@ def export_run(config: RunConfig, store: Store, target: Path, *, merge: bool = F
         target.parent.mkdir(parents=True, exist_ok=True)
         publish_directory(target, lambda place: _copy(run.final, place, base))
     kind = ("merged" if merge else "adapter") if adapter else "full weights"
-    made = Export(target, kind, loader(target, kind, config), gap)
+    export = Export(target, kind, loader(target, kind, config), gap)
     rows = run.read_evaluation().rows
-    write_atomic(target / CARD, "\n".join(card(config, record, rows, made)) + "\n")
-    return made
+    write_atomic(target / CARD, "\n".join(card(config, record, rows, export)) + "\n")
+    return export
 
 
 def _base_of(config: RunConfig, store: Store) -> str:
@@ -105,14 +105,14 @@ def loader(directory: Path, kind: str, config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def card(config: RunConfig, record: dict[str, Any], rows: tuple[MetricRow, ...], made: Export) -> Iterator[str]:
+def card(config: RunConfig, record: dict[str, Any], rows: tuple[MetricRow, ...], export: Export) -> Iterator[str]:
     """The lines of the model card."""
     base, rc = record["base"], config.calibration
     wheel = source_of(config.data.name).wheel
     constants = config.objective.model_dump(mode="json", exclude={"name"})
-    yield from ["---", f"base_model: {json.dumps(base['source'])}", f"library_name: {_library(made)}"]
+    yield from ["---", f"base_model: {json.dumps(base['source'])}", f"library_name: {_library(export)}"]
     yield from ["tags: [rcray, preference-optimization]", "---", "", f"# {config.label}", ""]
-    yield f"{made.kind.capitalize()} of rcray run `{run_id(config)}`."
+    yield f"{export.kind.capitalize()} of rcray run `{run_id(config)}`."
     yield ""
     yield "| | |"
     yield "|---|---|"
@@ -131,17 +131,17 @@ def card(config: RunConfig, record: dict[str, Any], rows: tuple[MetricRow, ...],
             f"**The base is not the original model**: {base['made_of']['note']} ({base['made_of']['package']}).",
             "",
         ]
-    if made.gap is not None:
-        yield from [f"Merged; farthest from the model as trained: {made.gap:.2g} nats on a fixed text.", ""]
-    if made.gap is not None and config.model.quantized:
+    if export.gap is not None:
+        yield from [f"Merged; farthest from the model as trained: {export.gap:.2g} nats on a fixed text.", ""]
+    if export.gap is not None and config.model.quantized:
         yield from ["It was trained on 4-bit weights, and evaluated on them: this merge is another model.", ""]
     yield from ["## Measured", ""]
     yield from [f"- {row.describe()}" for row in rows] or ["Nothing: `rcray evaluate --run RUN_ID` measures it."]
     yield from ["", "`drift_w` and `drift_l`: change of the held-out chosen and rejected answers' likelihood, in nats."]
-    yield from ["", "## Load it", "", "```python", made.loader, "```", "", "## Chain", "", "```json"]
+    yield from ["", "## Load it", "", "```python", export.loader, "```", "", "## Chain", "", "```json"]
     yield json.dumps({name: record[name] for name in ("base", "sft_adapter", "quantization", "ours")}, indent=2)
     yield from ["```", "", f"`{CHAIN}` has all of it, with the settings of the model."]
 
 
-def _library(made: Export) -> str:
-    return "peft" if made.kind == "adapter" else "transformers"
+def _library(export: Export) -> str:
+    return "peft" if export.kind == "adapter" else "transformers"

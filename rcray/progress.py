@@ -95,14 +95,14 @@ class ProgressLine:
     def _watch(self) -> None:
         told = time.monotonic()
         while not self.ended.wait(_LOOK_SECONDS):
-            found = read_progress(self.run)
-            if found is None:
+            now = read_progress(self.run)
+            if now is None:
                 continue
             if not self.steps:
-                self.progress.update(self.task, completed=found.done, total=found.total or None, text=found.text)
+                self.progress.update(self.task, completed=now.done, total=now.total or None, text=now.text)
             if not self.console.is_terminal and time.monotonic() - told > LINE_SECONDS:
                 told = time.monotonic()
-                self.console.print(f"{self.label}: {found.text}", markup=False, highlight=False, soft_wrap=True)
+                self.console.print(f"{self.label}: {now.text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, row: dict[str, Any]) -> None:
         """Takes one step's record."""

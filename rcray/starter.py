@@ -75,9 +75,9 @@ def render(name: str, wanted: Wanted) -> str:
     micro_batch = min(batch, config.train.micro_batch_size)
     if rows is not None:
         data["eval_pairs"] = held_out_size(config.data, rows)  # what will be taken, and not more
-        found = survey(config.data, config.model)
-        if found is not None and not tiny:
-            data["max_length"] = next((size for size in _LENGTHS if size >= found.typical), _LENGTHS[-1])
+        lengths = survey(config.data, config.model)
+        if lengths is not None and not tiny:
+            data["max_length"] = next((size for size in _LENGTHS if size >= lengths.typical), _LENGTHS[-1])
             data["max_prompt_length"] = data["max_length"] * 3 // 4
         micro_batch = _micro_batch(model, data, batch, micro_batch, gpus)
     title = f"{short_name(wanted.model)} on {short_name(wanted.data)}"

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from rcray.store import Store
@@ -31,34 +33,49 @@ def _rank(item: pytest.Item) -> tuple[bool, float]:
     return item.get_closest_marker("ray") is None, -limit.args[0] if limit else 0.0
 
 
+def _once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]) -> Path:
+    """A directory that one of pytest's workers builds; each gets a copy of its own, which its tests may write to."""
+    base = factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"shared-{name}"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            started = shared.with_suffix(".part")
+            build(started)
+            started.rename(shared)
+    return shutil.copytree(shared, factory.mktemp(name) / "cache")
+
+
 @pytest.fixture(scope="session")
 def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache directory that holds tiny-neox, built once."""
-    import torch
 
-    from rcray.models.tiny import tiny_model_dir
+    def build(cache: Path) -> None:
+        import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    cache = tmp_path_factory.mktemp("shared") / "cache"
-    tiny_model_dir("tiny-neox", cache)
-    torch.set_num_threads(threads)
-    return cache
+        from rcray.models.tiny import tiny_model_dir
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        tiny_model_dir("tiny-neox", cache)
+        torch.set_num_threads(threads)
+
+    return _once(tmp_path_factory, "models", build)
 
 
 @pytest.fixture(scope="session")
 def quick_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with all three architectures after two steps of warm-up: enough to load and run."""
-    from rcray.models import tiny
 
-    cache = tmp_path_factory.mktemp("quick-cache")
-    with pytest.MonkeyPatch.context() as patch:
-        quick = {name: replace(recipe, warm_up_steps=2) for name, recipe in tiny.TINY_MODELS.items()}
-        patch.setattr(tiny, "TINY_MODELS", quick)
-        for name in quick:
-            built = tiny.tiny_model_dir(name, cache)
-            built.rename(cache / name)
-    return cache
+    def build(cache: Path) -> None:
+        from rcray.models import tiny
+
+        with pytest.MonkeyPatch.context() as patch:
+            quick = {name: replace(recipe, warm_up_steps=2) for name, recipe in tiny.TINY_MODELS.items()}
+            patch.setattr(tiny, "TINY_MODELS", quick)
+            for name in quick:
+                tiny.tiny_model_dir(name, cache).rename(cache / name)
+
+    return _once(tmp_path_factory, "quick", build)
 
 
 @pytest.fixture

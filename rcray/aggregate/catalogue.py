@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from rcray.aggregate.benchmark_tables import table_of_published, table_of_runs
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.comparison import Beside, beside_published
+from rcray.aggregate.displacement import displacement_table
 from rcray.aggregate.dynamics_tables import agreement_table, confusion_table, head_full_table, pathways_table
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.frame import is_benchmark
+from rcray.aggregate.frame import is_benchmark, likelihood_unit
 from rcray.aggregate.groups import Comparison
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
 from rcray.aggregate.places import Places
@@ -54,7 +55,8 @@ def catalogue_of_runs(
     beside = [one for spec in covered if (one := beside_published(spec, places))]
     chapters = [
         _chapter("Results", "results", "Held-out preference pairs and step records.",
-                 results_table(title, results, comparisons)),
+                 results_table(title, results, comparisons),
+                 displacement_table(comparisons, likelihood_unit(result.cell.config for result in results))),
         _chapter("Benchmarks, runtime and win rates", "benchmarks",
                  "In the layout of the paper's tables; cells without a score say why.",
                  *(table_of_runs(spec, places) for spec in specs), runtime_of_runs(comparisons),

@@ -150,7 +150,7 @@ def compare(results: Sequence[CellResult]) -> list[Comparison]:
             without=next((setting for setting in pair if not setting.calibrated), None),
             with_rc=tuple(_named([setting for setting in pair if setting.calibrated])),
         )
-        for pair, variant in zip(ordered, _variants([_without_rc(pair[0].config) for pair in ordered]), strict=True)
+        for pair, variant in zip(ordered, _variants([pair[0].config.without_rc for pair in ordered]), strict=True)
     ]
 
 
@@ -191,13 +191,9 @@ def has_seeds(settings: Iterable[Setting | None]) -> bool:
     return any(setting is not None and len(setting.results) > 1 for setting in settings)
 
 
-def _without_rc(config: RunConfig) -> RunConfig:
-    return config.model_copy(update={"calibration": config.calibration.model_copy(update={"enabled": False})})
-
-
 def pair_key(config: RunConfig) -> str:
     """Equal for settings that differ in RC and seed alone."""
-    return setting_key(_without_rc(config))
+    return setting_key(config.without_rc)
 
 
 def setting_key(config: RunConfig) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rcray.aggregate.catalogue import Catalogue, catalogue_of_published, catalogue_of_runs
 from rcray.aggregate.collect import CellResult, collect
+from rcray.aggregate.displacement import verdict
 from rcray.aggregate.estimators import estimator_pairs
 from rcray.aggregate.findings import check_claims, overall
 from rcray.aggregate.frame import likelihood_unit
@@ -72,6 +73,7 @@ def write_report(
     findings = check_claims(comparisons, unit)
     said = [
         *overall(findings, results),
+        *verdict(comparisons, unit),
         *(
             f"{one.table.title}: {one.within} of {one.compared} differences are within one combined error."
             for one in catalogue.beside

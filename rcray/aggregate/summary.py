@@ -20,6 +20,12 @@ from rcray.store import RunDir
 
 STEPS, SECONDS, RHO = f"{DYNAMICS}steps", f"{DYNAMICS}seconds", f"{DYNAMICS}rho"
 IN_BAND, SKIPPED = f"{DYNAMICS}in_band", f"{DYNAMICS}skipped"
+LOG_R, LOG_R_STAR = f"{DYNAMICS}log_r", f"{DYNAMICS}log_r_star"  # means over the steps
+#: The band of the update that is made, in log r: its edges as medians, and the share of steps inside.
+TRUE_LOWER, TRUE_UPPER = f"{DYNAMICS}true_band_lower", f"{DYNAMICS}true_band_upper"
+IN_TRUE_BAND = f"{DYNAMICS}in_true_band"
+OPEN = "open"  # an edge that is nowhere near
+RATIO_COLUMNS = ("log_r", "log_r_star", "true_band_lower", "true_band_upper")
 #: Shares by pathway: of the intervals between looks, of those between two probes, of the steps as the head's band sees.
 PREDICTED = {name: f"{DYNAMICS}pathway_{name}" for name in PATHWAYS}
 REALISED = {name: f"{DYNAMICS}realised_{name}" for name in PATHWAYS}
@@ -50,9 +56,10 @@ SUMMARY_COLUMNS = (
 def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: str) -> Iterator[Measurement]:
     """The rows of a run directory; none where nothing is recorded."""
     full = [f"{name}{FULL}" for name in FULL_COLUMNS]
-    both = set(full) <= set(recorded_columns(run))
-    extra = (*full, "log_r_star", "band_lower", "band_upper") if both else ()
-    records = read_columns(run, (*SUMMARY_COLUMNS, *extra))
+    recorded = set(recorded_columns(run))
+    both, ratios = set(full) <= recorded, set(RATIO_COLUMNS) <= recorded
+    extra = {*((*full, "log_r_star", "band_lower", "band_upper") if both else ()), *(RATIO_COLUMNS if ratios else ())}
+    records = read_columns(run, (*SUMMARY_COLUMNS, *sorted(extra)))
     steps = len(records["step"])
     if steps == 0:
         return
@@ -89,6 +96,8 @@ def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: 
         yield row(AGREEMENT_HEAD, sum(i.at_head == i.realised for i in judged) / len(judged), SHARE, len(judged))
     for (word, seen), count in Counter((i.predicted, i.realised) for i in judged if i.predicted).items():
         yield row(f"{_CONFUSION}{word}/{seen}", count, "intervals", len(foreseen))
+    if ratios:
+        yield from ratio_rows(run.run_id, records)
     if both:
         yield from full_rows(run.run_id, records)
 
@@ -165,6 +174,27 @@ def intervals(
         if window:
             pairs.append((Counter(reversed(window)).most_common(1)[0][0], word))  # insertion order decides ties
     return pairs
+
+
+def ratio_rows(run: str, records: Mapping[str, np.ndarray]) -> Iterator[Measurement]:
+    """The ratio that is chosen, and where it lies in the band of the update; a look stands for the steps after it."""
+    for metric, name in ((LOG_R, "log_r"), (LOG_R_STAR, "log_r_star")):
+        known = records[name][np.isfinite(records[name])]
+        if len(known):
+            yield Measurement(run, metric, float(known.mean()), n=len(known), unit="nats")
+    lower, upper = records["true_band_lower"], records["true_band_upper"]
+    looks = np.flatnonzero(~(np.isnan(lower) | np.isnan(upper) | np.isnan(records["log_r"])))
+    if not len(looks):
+        return
+    stands_for = np.diff([*looks, len(lower)])
+    inside = (lower <= records["log_r"]) & (records["log_r"] <= upper)
+    share = float(np.repeat(inside[looks], stands_for).mean())
+    yield Measurement(run, IN_TRUE_BAND, share, n=len(looks), unit=SHARE)
+    for metric, edge in ((TRUE_LOWER, lower), (TRUE_UPPER, upper)):
+        # not the mean of the two in the middle, which may be infinite on both sides
+        median = float(np.quantile(np.repeat(edge[looks], stands_for), 0.5, method="lower"))
+        status = "ok" if math.isfinite(median) else OPEN
+        yield Measurement(run, metric, median, n=len(looks), unit="nats", status=status)
 
 
 def full_rows(run: str, records: Mapping[str, np.ndarray]) -> Iterator[Measurement]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from rcray.cli.alpaca_eval import app as alpaca_eval
 from rcray.cli.shared import (
     JsonOption,
     NoFiguresOption,
@@ -18,7 +19,6 @@ from rcray.cli.shared import (
     cells_of,
 )
 from rcray.errors import RcrayError
-from rcray.evaluate.alpaca_eval.cli import app as alpaca_eval
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -74,13 +74,12 @@ def export(
     from rcray.export import export_run
 
     target = find_run(run, opened)
-    made = export_run(target.config, target.store, to, merge=merge)
-    typer.echo(f"{target.label}: {made.kind} in {made.directory}")
-    typer.echo(made.loader)
+    exported = export_run(target.config, target.store, to, merge=merge)
+    typer.echo(f"{target.label}: {exported.kind} in {exported.directory}")
+    typer.echo(exported.loader)
 
 
 app.add_typer(alpaca_eval, name="alpaca-eval", short_help="AlpacaEval: answers, a judge, win rates")
-app.add_typer(alpaca_eval, name="arena", hidden=True)  # its first name
 
 
 @app.command(short_help="tables, figures and report.html again; trains nothing")

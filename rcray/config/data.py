@@ -19,7 +19,9 @@ _LATER_FIELDS: Mapping[str, Any] = {
     "empty_system": False,
     "score_header": False,
     "answer_room": "rest",
+    "format": "pairs",
 }
+_LATER_COLUMNS: Mapping[str, str] = {"completion": "completion", "label": "label"}
 
 
 class Columns(Section):
@@ -28,6 +30,8 @@ class Columns(Section):
     prompt: str = Field("prompt", description="may be absent where both answers are message lists with a shared start")
     chosen: str = "chosen"
     rejected: str = "rejected"
+    completion: str = Field("completion", description="format unpaired: the answer")
+    label: str = Field("label", description="format unpaired: whether the answer is wanted, true or false")
 
 
 class DataConfig(Section):
@@ -37,6 +41,11 @@ class DataConfig(Section):
     subset: str | None = Field(None, description="hh: helpful-base, harmless-base or merged; else a hub configuration")
     split: str | None = Field(None, description="rows to train on")
     eval_split: str | None = Field(None, description="held-out rows; without one a seeded share of `split` is kept out")
+    format: Literal["pairs", "unpaired"] = Field(
+        "pairs",
+        description="unpaired: rows of one answer with a label (prompt, completion, label), for objectives that are a "
+        "sum of one term per side",
+    )
     columns: Columns = Field(default_factory=Columns)
     revision: str | None = Field(None, description="commit, tag or branch of a hub dataset")
     path: str | None = Field(None, description="a local copy of the named dataset; not part of a run's identity")
@@ -100,6 +109,8 @@ class DataConfig(Section):
         for field in source.refused:
             if getattr(self, field) not in (None, Columns()):
                 raise ValueError(f"{field} has no meaning for {self.name!r}; delete it")
+        if self.format == "unpaired" and source.known:
+            raise ValueError(f"format 'unpaired' has no meaning for {self.name!r}, whose rows are pairs; delete it")
         if source.name == "synthetic" and self.train_pairs is None:
             raise ValueError("train_pairs null means all pairs, and synthetic pairs have no end; give a number")
         if source.subsets and self.subset not in source.subsets:
@@ -121,6 +132,11 @@ class DataConfig(Section):
         return self
 
     @property
+    def rows_per_pair(self) -> int:
+        """Rows of the source that one pair is made of."""
+        return 2 if self.format == "unpaired" else 1
+
+    @property
     def draws(self) -> bool:
         """Whether the training rows are a seeded draw from more: never of synthetic pairs, which are made to number."""
         return self.train_pairs is not None and self.name != "synthetic"
@@ -139,4 +155,5 @@ class DataConfig(Section):
         if self.bucketing == "none":
             without_effect.add("bucketing")
         without_effect |= {name for name, usual in _LATER_FIELDS.items() if content[name] == usual}
+        content["columns"] = {n: at for n, at in content["columns"].items() if _LATER_COLUMNS.get(n) != at}
         return {name: value for name, value in content.items() if name not in without_effect}

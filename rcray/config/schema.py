@@ -11,7 +11,7 @@ from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.fidelity import OFFICIAL_CONSTANTS, PRESETS, Fidelity
 from rcray.config.model import ModelConfig, default_scores, fill_open, official_precision, train_defaults
-from rcray.config.objectives import AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
+from rcray.config.objectives import BY_NAME, AnyObjective, Custom, Dpo, Kto, NonNegative, Positive, TiDpo
 from rcray.config.objectives.names import resolve
 from rcray.config.search import SearchConfig
 from rcray.config.section import Section
@@ -194,12 +194,34 @@ class RunConfig(Section):
         """Some variants read inputs that only a loop of one's own provides; better refused than ignored."""
         objective = self.objective
         if isinstance(objective, Kto) and objective.baseline == "kl":
-            raise ValueError("objective.baseline 'kl' reads mismatched pairs, which the training loop does not make")
+            if self.train.micro_batch_tokens is not None:
+                raise ValueError(
+                    "objective.baseline 'kl' is taken from several pairs, and train.micro_batch_tokens may leave one "
+                    "alone; use train.micro_batch_size"
+                )
+            if self.train.micro_batch_size < 2 * max(1, self.execution.workers):
+                raise ValueError(
+                    f"objective.baseline 'kl' needs 2 pairs on each worker, and train.micro_batch_size is "
+                    f"{self.train.micro_batch_size} over all of them"
+                )
         if isinstance(objective, TiDpo) and (objective.triplet or objective.importance == "gradient"):
             raise ValueError(
                 "objective.triplet and objective.importance 'gradient' read a sampled anchor and embedding gradients, "
                 "which the training loop does not make"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _unpaired_rows_have_their_objective(self) -> "RunConfig":
+        if self.data.format == "unpaired":
+            if not self.objective.traits.separates:
+                takes = ", ".join(name for name, params in BY_NAME.items() if params.traits.separates)
+                raise ValueError(
+                    f"objective {self.objective.name!r} compares two answers to one prompt, which data.format "
+                    f"'unpaired' does not have; objectives that take such rows: {takes}"
+                )
+            if self.execution.prompt_sharing == "on":
+                raise ValueError("execution.prompt_sharing 'on': unpaired rows share no prompt; use auto")
         return self
 
     @model_validator(mode="after")
@@ -227,6 +249,11 @@ class RunConfig(Section):
     def is_start_model(self) -> bool:
         """Whether nothing is trained: the row `before` of a table."""
         return self.train.epochs == 0
+
+    @property
+    def without_rc(self) -> "RunConfig":
+        """The same run with calibration off."""
+        return self.model_copy(update={"calibration": self.calibration.model_copy(update={"enabled": False})})
 
     @property
     def computes_in_float16(self) -> bool:

@@ -1,7 +1,7 @@
 """The tensors of a batch; which pairs are in it is said by schedule.py."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class Batch:
     index: Tensor  # [pairs] positions in the encoded split
     chosen: Side
     rejected: Side
+    same_prompts: bool = True  # whether both answers of a pair follow the same prompt
 
     @property
     def tokens(self) -> int:
@@ -40,7 +41,9 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on a device."""
-        return Batch(self.index.to(device), self.chosen.to(device), self.rejected.to(device))
+        return replace(
+            self, index=self.index.to(device), chosen=self.chosen.to(device), rejected=self.rejected.to(device)
+        )
 
 
 def collate(pairs: Sequence[EncodedPair], index: Sequence[int]) -> Batch:
@@ -49,8 +52,23 @@ def collate(pairs: Sequence[EncodedPair], index: Sequence[int]) -> Batch:
     return Batch(
         torch.tensor(list(index)),
         _pad([(pair.prompt, pair.chosen) for pair in rows]),
-        _pad([(pair.prompt, pair.rejected) for pair in rows]),
+        _pad([pair.rejected_row for pair in rows]),
+        all(pair.prompt_l is None for pair in rows),
     )
+
+
+def mismatched(batch: Batch, longest: int) -> Side:
+    """Every prompt of a batch with the answer to another: rows in order, chosen first, answers moved on by one.
+
+    A row keeps at most `longest` tokens.
+    """
+    prompts, answers = [], []
+    for side in (batch.chosen, batch.rejected):
+        for ids, attention, response in zip(side.ids, side.attention.bool(), side.response.bool(), strict=True):
+            prompts.append(tuple(ids[attention & ~response].tolist()))
+            answers.append(tuple(ids[response].tolist()))
+    moved = [answers[-1], *answers[:-1]]
+    return _pad([(p, a[: max(1, longest - len(p))]) for p, a in zip(prompts, moved, strict=True)])
 
 
 def _pad(rows: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Side:

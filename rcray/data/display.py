@@ -57,14 +57,15 @@ def _parts(row: Pair, rendering: Rendering, config: DataConfig, whole: bool) -> 
         return [f"  {read.kind}: {read.reason}"]
     kept = truncated(read, config)
     lines = []
-    for part in ("prompt", "chosen", "rejected"):
+    parts = ("prompt", "chosen", "rejected") if kept.prompt_l is None else ("prompt", "chosen", "prompt_l", "rejected")
+    for part in parts:
         before, after = getattr(read, part), getattr(kept, part)
         cut = len(before) - len(after)
         size = f"{len(after)} of {len(before)} tokens" if cut else f"{len(after)} tokens"
         text = _shown(rendering.tokenizer, after, whole)
         if cut:  # a prompt keeps its end, an answer its beginning
-            text = f"✂ {cut} {text}" if part == "prompt" else f"{text} ✂ {cut}"
-        scored = "prompt" if part == "prompt" else f"{part}, scored"
+            text = f"✂ {cut} {text}" if part.startswith("prompt") else f"{text} ✂ {cut}"
+        scored = {"prompt": "prompt", "prompt_l": "prompt of the rejected"}.get(part, f"{part}, scored")
         lines.append(
             textwrap.fill(
                 f"{scored}, {size}: {text}",

@@ -41,6 +41,7 @@ def encode_stream(
 ) -> Iterator[EncodedPair]:
     """Encodes pair by pair, up to `report.asked` of them; what is left out goes into the report."""
     rendering = Rendering.of(tokenizer, config)
+    behind: tuple[set[int], set[int]] = (set(), set())  # hashes of the rows on either side
     for item in items:
         if report.kept == report.asked:
             return
@@ -51,6 +52,10 @@ def encode_stream(
             report.note(outcome.kind, outcome.row, outcome.reason)
         else:
             report.kept += 1
+            if isinstance(item, Pair) and item.rows is not None:
+                for seen, row in zip(behind, item.rows, strict=True):
+                    seen.add(hash(row))
+                report.rows_behind = len(behind[0]), len(behind[1])
             yield outcome
 
 
@@ -114,29 +119,56 @@ def whole_pair(pair: Pair, rendering: Rendering, report: EncodeReport) -> Encode
     """A pair before truncation: what is read, and what of it is scored."""
     if (wrong := fault(pair)) is not None:
         return wrong
+    if pair.prompt_l is None:
+        both = _rendered(pair.row, pair.prompt, (pair.chosen, pair.rejected), rendering, report)
+        return both if isinstance(both, Skipped) else EncodedPair(pair.row, *both)
+    wanted = _rendered(pair.row, pair.prompt, (pair.chosen,), rendering, report)
+    if isinstance(wanted, Skipped):
+        return wanted
+    unwanted = _rendered(pair.row, pair.prompt_l, (pair.rejected,), rendering, report)
+    if isinstance(unwanted, Skipped):
+        return unwanted
+    (prompt, chosen), (prompt_l, rejected) = wanted, unwanted
+    return EncodedPair(pair.row, prompt, chosen, rejected, prompt_l)
+
+
+def _rendered(
+    row: str, turns: tuple[Turn, ...], answers: tuple[str, ...], rendering: Rendering, report: EncodeReport
+) -> list[tuple[int, ...]] | Skipped:
+    """A prompt and the answers to it, each the suffix of the dialogue that it ends."""
     try:
-        prompt = rendering.ids(pair.prompt, ask=not rendering.score_header)
-        full_w, full_l = rendering.ids(pair.prompt, pair.chosen), rendering.ids(pair.prompt, pair.rejected)
+        prompt = rendering.ids(turns, ask=not rendering.score_header)
+        full = [rendering.ids(turns, answer) for answer in answers]
     except TemplateError as error:  # such as roles that do not alternate
-        return Skipped(pair.row, "dropped by template", f"the chat template refuses it: {error}")
-    cut = _common_prefix(prompt, full_w, full_l)
+        return Skipped(row, "dropped by template", f"the chat template refuses it: {error}")
+    cut = _common_prefix(prompt, *full)
     if cut < len(prompt):  # the template or a merge across the border changed the prompt's last tokens
-        if cut < len(rendering.ids(pair.prompt, ask=False)) - _MERGE_REACH:
+        if cut < len(rendering.ids(turns, ask=False)) - _MERGE_REACH:
             reason = "the chat template renders the prompt differently once it is answered"
-            return Skipped(pair.row, "dropped by template", reason)
-        report.note("realigned", pair.row)
-    return EncodedPair(pair.row, tuple(full_w[:cut]), tuple(full_w[cut:]), tuple(full_l[cut:]))
+            return Skipped(row, "dropped by template", reason)
+        report.note("realigned", row)
+    return [tuple(full[0][:cut]), *(tuple(ids[cut:]) for ids in full)]
 
 
 def truncated(pair: EncodedPair, config: DataConfig) -> EncodedPair:
-    """A pair cut to the allowed length, where it is too long."""
-    if len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) <= config.max_length:
-        return pair
-    prompt = pair.prompt[-config.max_prompt_length :]  # the end of a prompt holds the question
+    """A pair cut to the allowed length, where it is too long; answers to different prompts each by themselves."""
+    if pair.prompt_l is None:
+        return EncodedPair(pair.row, *_cut(config, pair.prompt, pair.chosen, pair.rejected))
+    (prompt, chosen), (prompt_l, rejected) = (
+        _cut(config, *row) for row in ((pair.prompt, pair.chosen), (pair.prompt_l, pair.rejected))
+    )
+    return EncodedPair(pair.row, prompt, chosen, rejected, prompt_l)
+
+
+def _cut(config: DataConfig, prompt: tuple[int, ...], *answers: tuple[int, ...]) -> list[tuple[int, ...]]:
+    longest = max(map(len, answers))
+    if len(prompt) + longest <= config.max_length:
+        return [prompt, *answers]
+    prompt = prompt[-config.max_prompt_length :]  # the end of a prompt holds the question
     room = config.max_length - len(prompt)
-    if config.answer_room == "fixed" and max(len(pair.chosen), len(pair.rejected)) > room:
+    if config.answer_room == "fixed" and longest > room:
         room = config.max_length - config.max_prompt_length
-    return EncodedPair(pair.row, prompt, pair.chosen[:room], pair.rejected[:room])
+    return [prompt, *(answer[:room] for answer in answers)]
 
 
 def _encode(pair: Pair, rendering: Rendering, config: DataConfig, report: EncodeReport) -> EncodedPair | Skipped:
@@ -149,9 +181,9 @@ def _encode(pair: Pair, rendering: Rendering, config: DataConfig, report: Encode
             reason = f"more than max_length {config.max_length} tokens"
             return Skipped(pair.row, "dropped too long", reason, bad=False)
         report.note("truncated", pair.row)
-    if not kept.prompt or not kept.chosen or not kept.rejected:
+    if not kept.prompt or not kept.chosen or not all(kept.rejected_row):
         return Skipped(pair.row, "dropped empty", "no token is left of the prompt or of an answer", bad=False)
-    if kept.chosen == kept.rejected:
+    if kept.prompt_l is None and kept.chosen == kept.rejected:
         return Skipped(pair.row, "dropped equal", "both answers are the same tokens", bad=False)
     return kept
 

@@ -14,23 +14,42 @@ from typing import IO, Any, overload
 import numpy as np
 
 ARRAYS = ("tokens", "offsets", "names", "name_offsets")
-_DTYPES = {"tokens": np.int32, "offsets": np.int64, "names": np.uint8, "name_offsets": np.int64}
+#: Of unpaired data beside them: how many tokens of each rejected part are its own prompt.
+OWN_PROMPTS = "own_prompts"
+_DTYPES = {
+    "tokens": np.int32,
+    "offsets": np.int64,
+    "names": np.uint8,
+    "name_offsets": np.int64,
+    OWN_PROMPTS: np.int64,
+}
 _FIRST_ROWS = 100  # names kept in a report; the cache's dropped.tsv has all of them
 
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """Token ids of one pair; `prompt` precedes both answers."""
+    """Token ids of one pair; `prompt` precedes both answers, unless the rejected one has a prompt of its own."""
 
     row: str
     prompt: tuple[int, ...]
     chosen: tuple[int, ...]
     rejected: tuple[int, ...]
+    prompt_l: tuple[int, ...] | None = None
+
+    @property
+    def rejected_row(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The rejected answer and the prompt before it."""
+        return self.prompt if self.prompt_l is None else self.prompt_l, self.rejected
 
     @property
     def tokens(self) -> int:
         """Tokens a plain forward of both answers reads."""
-        return 2 * len(self.prompt) + len(self.chosen) + len(self.rejected)
+        return len(self.prompt) + len(self.chosen) + sum(map(len, self.rejected_row))
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens of prompt, chosen and rejected; a rejected answer's own prompt counts as the difference it makes."""
+        return len(self.prompt), len(self.chosen), sum(map(len, self.rejected_row)) - len(self.prompt)
 
 
 @dataclass
@@ -49,6 +68,8 @@ class EncodeReport:
     kept: int = 0
     asked: int | None = None  # None: all there are
     kinds: dict[str, Tally] = field(default_factory=dict)
+    #: Rows behind the two sides of the pairs that were kept, where those are unpaired: how many different ones.
+    rows_behind: tuple[int, int] | None = None
     log: IO[str] | None = field(default=None, repr=False, compare=False)
 
     def note(self, kind: str, row: str, reason: str = "") -> None:
@@ -106,9 +127,9 @@ class Digest:
 
     def add(self, pair: EncodedPair) -> None:
         """Takes the next pair."""
-        sizes = (len(pair.prompt), len(pair.chosen), len(pair.rejected))
-        self._hash.update(np.array(sizes, np.int64).tobytes())
-        self._hash.update(np.array(pair.prompt + pair.chosen + pair.rejected, np.int32).tobytes())
+        parts = [pair.prompt, pair.chosen, pair.rejected, *([] if pair.prompt_l is None else [pair.prompt_l])]
+        self._hash.update(np.array([len(part) for part in parts], np.int64).tobytes())
+        self._hash.update(np.array(sum(parts, ()), np.int32).tobytes())
 
     def hex(self) -> str:
         """The hash so far."""
@@ -129,11 +150,18 @@ class EncodedPairs:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """[pairs, 3] tokens of prompt, chosen and rejected."""
+        """[pairs, 3] tokens of prompt, chosen and rejected, as `EncodedPair.sizes` counts them."""
         if isinstance(self.pairs, MappedPairs):
             return self.pairs.lengths()
-        sizes = [(len(pair.prompt), len(pair.chosen), len(pair.rejected)) for pair in self.pairs]
-        return np.array(sizes, np.int64).reshape(-1, 3)
+        return np.array([pair.sizes for pair in self.pairs], np.int64).reshape(-1, 3)
+
+    @property
+    def side_weights(self) -> tuple[float, float]:
+        """What each side of a pair weighs, so that every row of unpaired data counts once; 1 and 1 for real pairs."""
+        if self.report.rows_behind is None:
+            return 1.0, 1.0
+        wanted, unwanted = (rows / self.report.kept for rows in self.report.rows_behind)
+        return wanted, unwanted
 
 
 def _digest_of(pairs: Iterable[EncodedPair]) -> str:
@@ -151,6 +179,8 @@ class MappedPairs(Sequence[EncodedPair]):
         self._tokens, self._offsets, self._names, self._name_offsets = (
             np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
         )
+        own = directory / f"{OWN_PROMPTS}.npy"
+        self._own = np.load(own, mmap_mode="r", allow_pickle=False) if own.exists() else None
 
     def __len__(self) -> int:
         return len(self._name_offsets) - 1
@@ -166,24 +196,28 @@ class MappedPairs(Sequence[EncodedPair]):
         start, chosen, rejected, end = self._offsets[3 * i : 3 * i + 4].tolist()
         ids = self._tokens[start:end].tolist()
         first, last = self._name_offsets[i : i + 2].tolist()
+        own = 0 if self._own is None else int(self._own[i])
         return EncodedPair(
             self._names[first:last].tobytes().decode(),
             tuple(ids[: chosen - start]),
             tuple(ids[chosen - start : rejected - start]),
-            tuple(ids[rejected - start :]),
+            tuple(ids[rejected - start + own :]),
+            None if self._own is None else tuple(ids[rejected - start :][:own]),
         )
 
     def lengths(self) -> np.ndarray:
-        """[pairs, 3] tokens of prompt, chosen and rejected."""
-        return np.diff(self._offsets).reshape(-1, 3)
+        """[pairs, 3] tokens of prompt, chosen and rejected, as `EncodedPair.sizes` counts them."""
+        sizes = np.diff(self._offsets).reshape(-1, 3)
+        return sizes if self._own is None else sizes - sizes[:, :1] * (0, 0, 1)
 
 
 class PairWriter:
     """Writes pairs as they come; memory does not grow with their number."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, *, unpaired: bool = False):
         directory.mkdir(parents=True, exist_ok=True)
-        self._arrays = {name: _GrowingArray(directory / f"{name}.npy", _DTYPES[name]) for name in ARRAYS}
+        names = (*ARRAYS, OWN_PROMPTS) if unpaired else ARRAYS
+        self._arrays = {name: _GrowingArray(directory / f"{name}.npy", _DTYPES[name]) for name in names}
         self._end = self._name_end = 0
         self._digest = Digest()
         self._arrays["offsets"].append([0])
@@ -192,10 +226,13 @@ class PairWriter:
     def add(self, pair: EncodedPair) -> None:
         """Appends one pair."""
         self._digest.add(pair)
-        ends = np.cumsum([self._end, len(pair.prompt), len(pair.chosen), len(pair.rejected)])[1:]
+        own = pair.prompt_l or ()
+        ends = np.cumsum([self._end, len(pair.prompt), len(pair.chosen), len(own) + len(pair.rejected)])[1:]
+        if OWN_PROMPTS in self._arrays:
+            self._arrays[OWN_PROMPTS].append([len(own)])
         name = pair.row.encode(errors="replace")
         self._end, self._name_end = int(ends[-1]), self._name_end + len(name)
-        self._arrays["tokens"].append(pair.prompt + pair.chosen + pair.rejected)
+        self._arrays["tokens"].append(pair.prompt + pair.chosen + own + pair.rejected)
         self._arrays["offsets"].append(ends)
         self._arrays["names"].append(np.frombuffer(name, np.uint8))
         self._arrays["name_offsets"].append([self._name_end])

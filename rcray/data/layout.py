@@ -146,12 +146,13 @@ class Layout:
 
 def longest_row(batch: Batch) -> int:
     """Tokens of the longest plain row."""
-    prompt, chosen, rejected = _sizes(batch)
-    return int((prompt + torch.maximum(chosen, rejected)).max())
+    return int(max(side.attention.sum(1).max() for side in (batch.chosen, batch.rejected)))
 
 
 def worth_packing(batch: Batch) -> bool:
     """Whether one packed row per pair is clearly less to compute than two rows, padding included."""
+    if not batch.same_prompts:
+        return False
     prompt, chosen, rejected = _sizes(batch)
     plain = 2 * len(prompt) * longest_row(batch)
     packed = len(prompt) * int((prompt + chosen + rejected).max())
@@ -160,19 +161,19 @@ def worth_packing(batch: Batch) -> bool:
 
 def two_rows(batch: Batch) -> Layout:
     """Both sides in one forward, chosen rows first."""
-    prompt, chosen, rejected = _sizes(batch)
-    pairs = len(prompt)
+    (prompt_w, chosen), (prompt_l, rejected) = _of_side(batch.chosen), _of_side(batch.rejected)
+    pairs = len(chosen)
     width = longest_row(batch)
     longest = int(torch.maximum(chosen, rejected).max())
     ids = torch.zeros(2 * pairs, width, dtype=torch.long)
     for first, side in ((0, batch.chosen), (pairs, batch.rejected)):
         _copy(ids[first : first + pairs], side)
-    answers = [_answers(prompt, count, width, row=side * pairs) for side, count in enumerate((chosen, rejected))]
+    answers = [_answers(prompt_w, chosen, width), _answers(prompt_l, rejected, width, row=pairs)]
     predicts, pair, place = (torch.cat(parts) for parts in zip(*answers, strict=True))
     both = torch.arange(pairs)
     return Layout(
         ids,
-        torch.cat([prompt + chosen, prompt + rejected]),
+        torch.cat([prompt_w + chosen, prompt_l + rejected]),
         predicts,
         ids.flatten()[predicts + 1],
         pair,
@@ -189,11 +190,11 @@ def two_rows(batch: Batch) -> Layout:
 
 def one_side(batch: Batch, side: int) -> Layout:
     """The rows of one side alone: its own graph, so that its backward can be kept apart."""
-    prompt, *counts = _sizes(batch)
-    count, pairs = counts[side], len(prompt)
-    longest = int(count.max())
+    rows = (batch.chosen, batch.rejected)[side]
+    prompt, count = _of_side(rows)
+    pairs, longest = len(prompt), int(count.max())
     ids = torch.zeros(pairs, int((prompt + count).max()), dtype=torch.long)
-    _copy(ids, (batch.chosen, batch.rejected)[side])
+    _copy(ids, rows)
     predicts, pair, place = _answers(prompt, count, ids.shape[1])
     return Layout(
         ids,
@@ -213,7 +214,8 @@ def one_side(batch: Batch, side: int) -> Layout:
 
 
 def packed(batch: Batch) -> Layout:
-    """One row per pair: prompt, chosen, rejected."""
+    """One row per pair: prompt, chosen, rejected; only for pairs whose answers follow the same prompt."""
+    assert batch.same_prompts
     prompt, chosen, rejected = _sizes(batch)
     pairs = len(prompt)
     width = int((prompt + chosen + rejected).max())
@@ -251,10 +253,15 @@ def packed(batch: Batch) -> Layout:
     )
 
 
+def _of_side(side: Side) -> tuple[Tensor, Tensor]:
+    """Tokens of prompt and answer, [pairs] each."""
+    answers = side.response.sum(1)
+    return side.attention.sum(1) - answers, answers
+
+
 def _sizes(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens of prompt, chosen and rejected, [pairs] each."""
-    chosen, rejected = batch.chosen.response.sum(1), batch.rejected.response.sum(1)
-    return batch.chosen.attention.sum(1) - chosen, chosen, rejected
+    """Tokens of the prompt that both answers follow, of chosen and of rejected, [pairs] each."""
+    return *_of_side(batch.chosen), batch.rejected.response.sum(1)
 
 
 def _real(side: Side, row: int) -> Tensor:

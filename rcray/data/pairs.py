@@ -13,10 +13,11 @@ from functools import cache
 from rcray.config import content_key
 from rcray.config.data import DataConfig
 from rcray.data import synthetic
-from rcray.data.dialogue import Pair, Skipped, Turn
+from rcray.data.dialogue import Answer, Item, Pair, Skipped, Turn
 from rcray.data.readers import read_pairs
 from rcray.data.rows import Rows
 from rcray.data.sources import open_rows
+from rcray.data.unpaired import LABELS, missing_label, pair_up
 from rcray.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -31,12 +32,29 @@ __all__ = ["Pair", "PairSplits", "Skipped", "Turn", "check_pairs", "load_pairs",
 
 @dataclass(frozen=True)
 class Stream:
-    """Pairs and rows left out, in the source's order; may be iterated again."""
+    """Rows as they were read, and rows left out, in the source's order; may be iterated again."""
 
-    start: Callable[[], Iterator[Pair | Skipped]]
+    start: Callable[[], Iterator[Item | Skipped]]
+
+    def __iter__(self) -> Iterator[Item | Skipped]:
+        return self.start()
+
+    def pairs(self, config: DataConfig) -> "Pairs":
+        """The same as pairs, labelled answers two by two."""
+        return Pairs(self, config.format == "unpaired")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a stream and its rows left out; may be iterated again."""
+
+    rows: Stream
+    unpaired: bool
 
     def __iter__(self) -> Iterator[Pair | Skipped]:
-        return self.start()
+        if self.unpaired:
+            return pair_up(self.rows)
+        return (item for item in self.rows if not isinstance(item, Answer))
 
 
 @dataclass(frozen=True)
@@ -56,8 +74,8 @@ def load_pairs(config: DataConfig) -> PairSplits:
     if config.eval_split is not None:
         others = open_rows(config, config.eval_split)
         return PairSplits(
-            _drawn(Stream(lambda: read_pairs(rows, config)), rows.count, config),
-            Stream(lambda: read_pairs(others, config)),
+            _drawn(Stream(lambda: read_pairs(rows, config)), rows.count, config).pairs(config),
+            Stream(lambda: read_pairs(others, config)).pairs(config),
             lambda: content_key([rows.fingerprint(), others.fingerprint()], 64),
         )
     return _held_out_share(rows, config)
@@ -71,8 +89,8 @@ def _synthetic(config: DataConfig) -> PairSplits:
     assert config.train_pairs is not None  # the configuration refuses it
     count = config.train_pairs
     return PairSplits(
-        Stream(lambda: split(TRAIN, count)),
-        Stream(lambda: split(HELD_OUT, config.eval_pairs)),
+        Stream(lambda: split(TRAIN, count)).pairs(config),
+        Stream(lambda: split(HELD_OUT, config.eval_pairs)).pairs(config),
         lambda: f"synthetic {synthetic.VERSION}",
     )
 
@@ -83,32 +101,43 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
     @cache
     def drawn() -> frozenset[int]:
         count = rows.count()
-        size = min(config.eval_pairs, max(2, int(count * HELD_OUT_SHARE)))
-        if size < config.eval_pairs:
+        size = held_out_rows(config, count)
+        if size < config.eval_pairs * config.rows_per_pair:
             log.warning(
                 "%s: data.eval_pairs %d: %d of %d rows are held out, a tenth at the most; give an eval_split for more",
                 *(config.name, config.eval_pairs, size, count),
             )
         spare = min(count, 2 * size + 8)  # some of the drawn rows may be bad
         ranks = random.Random(f"{config.seed}/held-out").sample(range(count), spare)
-        good = _good_positions(read_pairs(rows, config), set(ranks))
-        return frozenset([i for i in ranks if i in good][:size])
+        good = _good_rows(read_pairs(rows, config), set(ranks))
+        found = [i for i in ranks if i in good]
+        if config.format == "pairs":
+            return frozenset(found[:size])
+        each = -(-size // 2)  # of either label: a held-out pair has one of both
+        return frozenset(i for label in LABELS for i in [i for i in found if good[i] is label][:each])
 
-    def held_out() -> Iterator[Pair | Skipped]:
+    def held_out() -> Iterator[Item | Skipped]:
         chosen = drawn()
         return (item for i, item in enumerate(read_pairs(rows, config)) if i in chosen)
 
-    def train() -> Iterator[Pair | Skipped]:
-        prompts = {_prompt_key(item) for item in held_out() if isinstance(item, Pair)}
+    def train() -> Iterator[Item | Skipped]:
+        prompts = {_prompt_key(item) for item in held_out() if not isinstance(item, Skipped)}
         for i, item in enumerate(read_pairs(rows, config)):
             if i in drawn():
                 continue
-            if isinstance(item, Pair) and _prompt_key(item) in prompts:
+            if not isinstance(item, Skipped) and _prompt_key(item) in prompts:
                 yield Skipped(item.row, "dropped held out", "its prompt is that of a held-out row", bad=False)
             else:
                 yield item
 
-    return PairSplits(_drawn(Stream(train), rows.count, config), Stream(held_out), rows.fingerprint)
+    return PairSplits(
+        _drawn(Stream(train), rows.count, config).pairs(config), Stream(held_out).pairs(config), rows.fingerprint
+    )
+
+
+def held_out_rows(config: DataConfig, count: int) -> int:
+    """How many rows are held out of a source without a split for it: what is asked, up to a tenth."""
+    return min(config.eval_pairs * config.rows_per_pair, max(2, int(count * HELD_OUT_SHARE)))
 
 
 def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stream:
@@ -118,7 +147,7 @@ def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stre
     few thousand rows that it needs, and never held in memory.
     """
 
-    def start() -> Iterator[Pair | Skipped]:
+    def start() -> Iterator[Item | Skipped]:
         assert config.train_pairs is not None
         size = count()
         if config.train_pairs >= size:
@@ -133,12 +162,14 @@ def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stre
     return Stream(start) if config.draws else stream
 
 
-def _good_positions(items: Iterable[Pair | Skipped], among: set[int]) -> set[int]:
-    return {i for i, item in enumerate(items) if i in among and isinstance(item, Pair)}
+def _good_rows(items: Iterable[Item | Skipped], among: set[int]) -> dict[int, bool]:
+    """Positions of usable rows, and the labels of unpaired ones."""
+    usable = ((i, item) for i, item in enumerate(items) if i in among and not isinstance(item, Skipped))
+    return {i: item.label if isinstance(item, Answer) else True for i, item in usable}
 
 
-def _prompt_key(pair: Pair) -> bytes:
-    return hashlib.sha256(repr(pair.prompt).encode(errors="surrogatepass")).digest()
+def _prompt_key(item: Item) -> bytes:
+    return hashlib.sha256(repr(item.prompt).encode(errors="surrogatepass")).digest()
 
 
 def check_pairs(config: DataConfig) -> None:
@@ -153,14 +184,17 @@ def check_pairs(config: DataConfig) -> None:
         splits = [(config.split, config.train_pairs), (config.eval_split, config.eval_pairs)]
     for split, limit in splits:
         enough = limit if config.bad_rows == "fail" else 1  # one good row shows that there is a dataset
-        kept = 0
+        kept, lacking = 0, set(LABELS) if config.format == "unpaired" else set()
         for item in read_pairs(open_rows(config, split), config):
-            if isinstance(item, Pair):
+            if not isinstance(item, Skipped):
                 kept += 1
+                lacking -= {item.label} if isinstance(item, Answer) else set()
             elif config.bad_rows == "fail":
                 refuse_bad(item)
-            if kept == enough:
+            if enough is not None and kept >= enough and not lacking:
                 break
+        if kept and lacking:
+            raise missing_label(lacking.pop())
 
 
 def refuse_bad(skipped: Skipped) -> None:

@@ -95,7 +95,7 @@ def _build(directory: Path, splits: PairSplits, tokenizer: Any, config: DataConf
 
 
 def _write_split(directory: Path, items: Any, tokenizer: Any, config: DataConfig, report: EncodeReport) -> str:
-    writer = PairWriter(directory)
+    writer = PairWriter(directory, unpaired=config.format == "unpaired")
     try:
         with (directory / "dropped.tsv").open("w", encoding="utf-8", errors="replace") as report.log:
             for pair in encode_stream(items, tokenizer, config, report):
@@ -110,8 +110,12 @@ def _open(target: Path) -> PreparedData:
     manifest = _verified(target)
     splits = {}
     for name, content in manifest["splits"].items():
+        behind = content.get("rows_behind")
         report = EncodeReport(
-            content["kept"], content["asked"], {kind: Tally(**tally) for kind, tally in content["kinds"].items()}
+            content["kept"],
+            content["asked"],
+            {kind: Tally(**tally) for kind, tally in content["kinds"].items()},
+            tuple(behind) if behind else None,
         )
         splits[name] = EncodedPairs(MappedPairs(target / name), report, content["digest"])
     return PreparedData(splits[TRAIN], splits[HELD_OUT])
@@ -135,4 +139,4 @@ def _verified(target: Path) -> dict[str, Any]:
 
 def _report_content(report: EncodeReport) -> dict[str, Any]:
     kinds = {kind: asdict(tally) for kind, tally in report.kinds.items()}
-    return {"kept": report.kept, "asked": report.asked, "kinds": kinds}
+    return {"kept": report.kept, "asked": report.asked, "kinds": kinds, "rows_behind": report.rows_behind}

@@ -1,4 +1,7 @@
-"""From a raw row to a pair: prompt, chosen, rejected in columns, as message lists, or as transcripts."""
+"""From a raw row to a pair: prompt, chosen, rejected in columns, as message lists, or as transcripts.
+
+Unpaired rows are one labelled answer each; data/unpaired.py makes pairs of them.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -6,7 +9,7 @@ from typing import Any
 
 from rcray.config.data import Columns, DataConfig
 from rcray.config.datasets import RowFormat, source_of
-from rcray.data.dialogue import ROLES, Pair, Skipped, Turn, as_turns, fault
+from rcray.data.dialogue import ROLES, Answer, Item, Pair, Skipped, Turn, as_turns, fault
 from rcray.data.rows import Row, Rows
 from rcray.errors import DataError, did_you_mean
 
@@ -25,25 +28,29 @@ class RowFault(Exception):
         self.kind = kind
 
 
-def read_pairs(rows: Rows, config: DataConfig) -> Iterator[Pair | Skipped]:
-    """Every row as a pair, or as what is wrong with it; a table without the columns is refused at once."""
+def read_pairs(rows: Rows, config: DataConfig) -> Iterator[Item | Skipped]:
+    """Every row as a pair or a labelled answer, or as what is wrong with it; a table without the columns is refused."""
     columns = config.columns
-    wanted = [columns.chosen, columns.rejected]
+    unpaired = config.format == "unpaired"
+    required = [columns.completion, columns.label] if unpaired else [columns.chosen, columns.rejected]
     row_format = source_of(config.name).rows
-    if row_format == "columns":
-        wanted.append(columns.prompt)
-    _check_columns(rows, wanted[:2])
+    _check_columns(rows, required, columns)
     reader = READERS[row_format]
-    for row in rows.read(wanted):
-        yield row if isinstance(row, Skipped) else _read(row, columns, reader)
+    for row in rows.read([*required, columns.prompt] if row_format == "columns" else required):
+        if isinstance(row, Skipped):
+            yield row
+        else:
+            yield _read_answer(row, columns) if unpaired else _read(row, columns, reader)
 
 
-def _check_columns(rows: Rows, required: list[str]) -> None:
+def _check_columns(rows: Rows, required: list[str], columns: Columns) -> None:
     known = rows.columns
     for name in required if known is not None else ():
         if name not in (known or ()):
             where = getattr(rows, "path", None) or getattr(rows, "title", "data.name")
-            raise DataError(f"{where}: no column {name!r}{did_you_mean(name, known or ())}", fix="set data.columns")
+            unpaired = name == columns.chosen and {columns.completion, columns.label} <= set(known or ())
+            fix = "set data.format: unpaired for rows of one labelled answer" if unpaired else "set data.columns"
+            raise DataError(f"{where}: no column {name!r}{did_you_mean(name, known or ())}", fix=fix)
 
 
 def _read(row: Row, columns: Columns, reader: "Reader") -> Pair | Skipped:
@@ -53,6 +60,31 @@ def _read(row: Row, columns: Columns, reader: "Reader") -> Pair | Skipped:
         return Skipped(row.name, error.kind, str(error))
     pair = Pair(row.name, prompt, chosen, rejected)
     return fault(pair) or pair
+
+
+def _read_answer(row: Row, columns: Columns) -> Answer | Skipped:
+    try:
+        completion = _value(row.values, columns.completion)
+        if isinstance(completion, list):
+            turns = _turns(completion, columns.completion)
+            if len(turns) != 1:
+                raise RowFault("dropped no answer", f"{columns.completion!r} is not one assistant turn")
+            completion = _answer(turns)
+        text = _text(completion, columns.completion)
+        answer = Answer(row.name, _prompt(row.values, columns), text, _label(row.values, columns.label))
+    except RowFault as error:
+        return Skipped(row.name, error.kind, str(error))
+    return fault(answer) or answer
+
+
+def _label(values: dict[str, Any], name: str) -> bool:
+    """True or false, as JSON, a 0 or a 1, or CSV write it."""
+    value = _value(values, name)
+    known = {"true": True, "1": True, "false": False, "0": False}
+    word = str(value).lower()
+    if isinstance(value, float) or word not in known:
+        raise RowFault("dropped no label", f"{name!r} is neither true nor false: {str(value)[:40]!r}")
+    return known[word]
 
 
 #: Prompt, chosen answer, rejected answer.
@@ -140,7 +172,10 @@ def _check_prompt(value: Any, prompt: tuple[Turn, ...], columns: Columns) -> Non
 
 def _value(values: dict[str, Any], name: str) -> Any:
     if name not in values:
-        raise RowFault("dropped missing column", f"no column {name!r}; its columns: {', '.join(map(str, values))}")
+        unpaired = {"completion", "label"} <= set(values)
+        hint = "; data.format: unpaired reads rows of one labelled answer" if unpaired else ""
+        names = ", ".join(map(str, values))
+        raise RowFault("dropped missing column", f"no column {name!r}; its columns: {names}{hint}")
     if values[name] is None:
         raise RowFault("dropped null", f"{name!r} is null")
     return values[name]

@@ -13,8 +13,8 @@ from typing import Any
 from rcray.config.data import DataConfig
 from rcray.config.datasets import source_of
 from rcray.config.model import ModelConfig
-from rcray.data.dialogue import Pair
-from rcray.data.pairs import HELD_OUT_SHARE
+from rcray.data.dialogue import Answer, Item, Skipped
+from rcray.data.pairs import held_out_rows
 from rcray.data.readers import read_pairs
 from rcray.data.sources import find_local, open_rows
 from rcray.errors import RcrayError
@@ -55,9 +55,13 @@ def _survey(settings: str, origin: str, template: str) -> Survey | None:
         rows = open_rows(data, data.split)
         count = rows.count()
         stride = max(1, count // SAMPLE)
-        pairs = [item for i, item in enumerate(read_pairs(rows, data)) if i % stride == 0 and isinstance(item, Pair)]
+        read = enumerate(read_pairs(rows, data))
+        pairs = [item for i, item in read if i % stride == 0 and not isinstance(item, Skipped)]
         held_out = data.eval_pairs if data.eval_split else held_out_size(data, count)
-        left = count if data.eval_split else count - held_out
+        left = count if data.eval_split else count - held_out * data.rows_per_pair
+        labels = [item.label for item in pairs if isinstance(item, Answer)]
+        if labels:  # as many pairs as the more frequent label has rows
+            left = left * max(sum(labels), len(labels) - sum(labels)) // len(labels)
     except RcrayError:  # the run, or `init`, says what is wrong
         return None
     if not pairs:
@@ -83,8 +87,8 @@ def _survey(settings: str, origin: str, template: str) -> Survey | None:
 
 
 def held_out_size(data: DataConfig, rows: int) -> int:
-    """How many rows are held out of a source without a split for it: what is asked, up to a tenth."""
-    return min(data.eval_pairs, max(2, int(rows * HELD_OUT_SHARE)))
+    """How many pairs are held out of a source without a split for it: what is asked, up to a tenth."""
+    return held_out_rows(data, rows) // data.rows_per_pair
 
 
 class _Counter:
@@ -106,9 +110,12 @@ class _Counter:
             return round(len(text) / CHARACTERS_PER_TOKEN)
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def sizes(self, pair: Pair) -> tuple[int, int, int]:
-        prompt = sum(self.count(turn.content) + TEMPLATE_TOKENS // 2 for turn in pair.prompt) + self.around
-        return prompt, self.count(pair.chosen) + 2, self.count(pair.rejected) + 2
+    def sizes(self, item: Item) -> tuple[int, int, int]:
+        """Tokens of a prompt and its two answers; of a labelled answer as if another like it stood beside it."""
+        prompt = sum(self.count(turn.content) + TEMPLATE_TOKENS // 2 for turn in item.prompt) + self.around
+        answers = [item.completion] * 2 if isinstance(item, Answer) else [item.chosen, item.rejected]
+        chosen, rejected = (self.count(answer) + 2 for answer in answers)
+        return prompt, chosen, rejected
 
 
 def _template_of(directory: Path) -> str:

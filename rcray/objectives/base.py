@@ -16,7 +16,7 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class PairLogps:
     reduction: Reduction = "sum"
     #: Constants some objectives carry beside the statistics (KTO's baseline, TDPO's stopped KL).
     constants: dict[str, Tensor] = field(default_factory=dict)
+    #: What the two terms of a loss that is a sum over its sides weigh; other than 1 where rows of unpaired data repeat.
+    side_weights: tuple[float, float] = (1.0, 1.0)
 
     @property
     def m(self) -> Tensor:
@@ -96,7 +98,8 @@ class TokenLogps:
     anchor_ratio: Tensor | None = None
 
 
-Loss = Callable[[PairLogps, Any], Tensor]
+#: Loss per pair; of an objective whose traits say `separates`, its two terms: the winner's and the loser's.
+Loss = Callable[[PairLogps, Any], Tensor | tuple[Tensor, Tensor]]
 Statistics = Callable[[TokenLogps, Any, Reduction], PairLogps]
 LogIncentives = Callable[[PairLogps, Any], tuple[Tensor, Tensor]]
 Guard = Callable[[PairLogps, Any], Tensor]
@@ -126,7 +129,11 @@ class Objective:
 
     def loss(self, pairs: PairLogps) -> Tensor:
         """Loss per pair, [pairs]."""
-        return self.formula.loss(pairs, self.params)
+        found = self.formula.loss(pairs, self.params)
+        if isinstance(found, Tensor):
+            return found
+        weight_w, weight_l = pairs.side_weights
+        return found[0] + found[1] if weight_w == weight_l == 1 else weight_w * found[0] + weight_l * found[1]
 
     def guarded(self, pairs: PairLogps) -> Tensor:
         """Which pairs sit in a documented continuation of the loss, [pairs] bool."""
@@ -179,6 +186,8 @@ def incentives(loss: Objective | PairLoss, pairs: PairLogps, *, double: bool = T
     with torch.no_grad():
         if closed is not None:
             log_w, log_l = closed(wide, loss.params)  # type: ignore[union-attr]
+            if pairs.side_weights != (1.0, 1.0):
+                log_w, log_l = (x + math.log(w) for x, w in zip((log_w, log_l), pairs.side_weights, strict=True))
         else:
             log_w, log_l = d_w.double().abs().log(), d_l.double().abs().log()
         broken = ~(values.isfinite() & z_w.isfinite() & z_l.isfinite())
@@ -199,6 +208,7 @@ def _in_double(pairs: PairLogps) -> PairLogps:
 
 
 _FORMULAS: dict[str, Formula] = {}
+BoundLoss = TypeVar("BoundLoss", bound=Loss)
 
 
 def register(
@@ -208,10 +218,10 @@ def register(
     log_incentives: LogIncentives | None = None,
     guarded: Guard | None = None,
     auxiliary: Auxiliary | None = None,
-) -> Callable[[Loss], Loss]:
+) -> Callable[[BoundLoss], BoundLoss]:
     """Binds a loss function to its hyperparameter class."""
 
-    def bind(loss: Loss) -> Loss:
+    def bind(loss: BoundLoss) -> BoundLoss:
         name = str(params.model_fields["name"].default)
         _FORMULAS[name] = Formula(loss, statistics, log_incentives, guarded, auxiliary)
         return loss

@@ -1,4 +1,4 @@
-"""Disentangled objectives: separate shaping of z~_w and z~_l (paper, Eq. 4 and A.3.2).
+"""Disentangled objectives: separate shaping of z~_w and z~_l (paper, Eq. 4 and A.3.2), so a loss has two terms.
 
 Legend: z~ = z - z_ref, the log density ratio of one side; s = sigmoid; lw, ll = lambda_w, lambda_l.
 
@@ -50,10 +50,10 @@ def _kto_log_incentives(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
 
 
 @register(Kto, log_incentives=_kto_log_incentives)
-def kto(pairs: PairLogps, p: Kto) -> Tensor:
+def kto(pairs: PairLogps, p: Kto) -> tuple[Tensor, Tensor]:
     """lw s(b (K - z~_w)) + ll s(b (z~_l - K))."""
     u_w, u_l = _kto_arguments(pairs, p)
-    return p.lam_w * sigmoid(u_w) + p.lam_l * sigmoid(u_l)
+    return p.lam_w * sigmoid(u_w), p.lam_l * sigmoid(u_l)
 
 
 def _ddro_edge(max_incentive: float) -> float:
@@ -68,12 +68,12 @@ def _ddro_log_incentives(pairs: PairLogps, p: Ddro) -> tuple[Tensor, Tensor]:
 
 
 @register(Ddro, log_incentives=_ddro_log_incentives, guarded=lambda pairs, p: pairs.zt_l > _ddro_edge(p.max_incentive))
-def ddro(pairs: PairLogps, p: Ddro) -> Tensor:
+def ddro(pairs: PairLogps, p: Ddro) -> tuple[Tensor, Tensor]:
     """log 2 - z~_w + log 2 - log(2 - e^z~_l), along its tangent past d_l = max_incentive."""
     edge = _ddro_edge(p.max_incentive)
     bounded = pairs.zt_l.clamp(max=edge)
     loser = math.log(2) - torch.log(2 - bounded.exp()) + p.max_incentive * relu(pairs.zt_l - edge)
-    return math.log(2) - pairs.zt_w + loser
+    return math.log(2) - pairs.zt_w, loser
 
 
 def _bce_log_incentives(pairs: PairLogps, p: DilBce) -> tuple[Tensor, Tensor]:
@@ -81,10 +81,10 @@ def _bce_log_incentives(pairs: PairLogps, p: DilBce) -> tuple[Tensor, Tensor]:
 
 
 @register(DilBce, log_incentives=_bce_log_incentives)
-def dil_bce(pairs: PairLogps, p: DilBce) -> Tensor:
+def dil_bce(pairs: PairLogps, p: DilBce) -> tuple[Tensor, Tensor]:
     """softplus(-z~_w) + softplus(z~_l)."""
     # softplus's default threshold rounds log(1+e^x) to x past 20, and with it the gradient.
-    return softplus(-pairs.zt_w, threshold=80) + softplus(pairs.zt_l, threshold=80)
+    return softplus(-pairs.zt_w, threshold=80), softplus(pairs.zt_l, threshold=80)
 
 
 def bounded_exp(x: Tensor, edge: float) -> Tensor:
@@ -101,9 +101,9 @@ def _ukl_log_incentives(pairs: PairLogps, p: DilUkl) -> tuple[Tensor, Tensor]:
     log_incentives=_ukl_log_incentives,
     guarded=lambda pairs, p: pairs.zt_l > math.log(p.max_incentive),
 )
-def dil_ukl(pairs: PairLogps, p: DilUkl) -> Tensor:
+def dil_ukl(pairs: PairLogps, p: DilUkl) -> tuple[Tensor, Tensor]:
     """e^z~_l - z~_w."""
-    return bounded_exp(pairs.zt_l, math.log(p.max_incentive)) - pairs.zt_w
+    return -pairs.zt_w, bounded_exp(pairs.zt_l, math.log(p.max_incentive))
 
 
 def _lsif_guarded(pairs: PairLogps, p: DilLsif) -> Tensor:
@@ -117,7 +117,7 @@ def _lsif_log_incentives(pairs: PairLogps, p: DilLsif) -> tuple[Tensor, Tensor]:
 
 
 @register(DilLsif, log_incentives=_lsif_log_incentives, guarded=_lsif_guarded)
-def dil_lsif(pairs: PairLogps, p: DilLsif) -> Tensor:
+def dil_lsif(pairs: PairLogps, p: DilLsif) -> tuple[Tensor, Tensor]:
     """e^(2 z~_l)/2 - e^z~_w."""
     edge = math.log(p.max_incentive)
-    return bounded_exp(2 * pairs.zt_l, edge) / 2 - bounded_exp(pairs.zt_w, edge)
+    return -bounded_exp(pairs.zt_w, edge), bounded_exp(2 * pairs.zt_l, edge) / 2

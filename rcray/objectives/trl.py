@@ -105,10 +105,10 @@ def f_dpo(pairs: PairLogps, p: FDpo) -> Tensor:
 
 
 @register(SppoHard)
-def sppo_hard(pairs: PairLogps, p: SppoHard) -> Tensor:
+def sppo_hard(pairs: PairLogps, p: SppoHard) -> tuple[Tensor, Tensor]:
     """(z~_w - t)^2 + (z~_l + t)^2."""
     target = 1 / (2 * p.beta)
-    return (pairs.zt_w - target).square() + (pairs.zt_l + target).square()
+    return (pairs.zt_w - target).square(), (pairs.zt_l + target).square()
 
 
 def _nca_log_incentives(pairs: PairLogps, p: Nca) -> tuple[Tensor, Tensor]:
@@ -117,10 +117,10 @@ def _nca_log_incentives(pairs: PairLogps, p: Nca) -> tuple[Tensor, Tensor]:
 
 
 @register(Nca, log_incentives=_nca_log_incentives)
-def nca(pairs: PairLogps, p: Nca) -> Tensor:
+def nca(pairs: PairLogps, p: Nca) -> tuple[Tensor, Tensor]:
     """-log s(b z~_w) - log s(-b z~_w)/2 - log s(-b z~_l)/2."""
     u_w, u_l = p.beta * pairs.zt_w, p.beta * pairs.zt_l
-    return -logsigmoid(u_w) - (logsigmoid(-u_w) + logsigmoid(-u_l)) / 2
+    return -logsigmoid(u_w) - logsigmoid(-u_w) / 2, -logsigmoid(-u_l) / 2
 
 
 def _bco_log_incentives(pairs: PairLogps, p: Bco) -> tuple[Tensor, Tensor]:
@@ -129,9 +129,9 @@ def _bco_log_incentives(pairs: PairLogps, p: Bco) -> tuple[Tensor, Tensor]:
 
 
 @register(Bco, log_incentives=_bco_log_incentives)
-def bco(pairs: PairLogps, p: Bco) -> Tensor:
+def bco(pairs: PairLogps, p: Bco) -> tuple[Tensor, Tensor]:
     """-log s(b z~_w) - log s(-b z~_l)."""
-    return -logsigmoid(p.beta * pairs.zt_w) - logsigmoid(-p.beta * pairs.zt_l)
+    return -logsigmoid(p.beta * pairs.zt_w), -logsigmoid(-p.beta * pairs.zt_l)
 
 
 def _apo_down_log_incentives(pairs: PairLogps, p: ApoDown) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,6 @@ class Evaluation:
 
 
 _parse = parser(Evaluation)
-parse_rows = parser(tuple[MetricRow, ...])
 
 
 def read_evaluation(path: Path) -> Evaluation:

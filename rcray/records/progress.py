@@ -77,10 +77,10 @@ _parse = parser(Progress)
 def read_progress(run: Path) -> Progress | None:
     """What is being done in a run's directory; None where nobody is at it."""
     try:
-        found: Progress = read_json(run / FILE, Progress(), parse=_parse)
+        progress: Progress = read_json(run / FILE, Progress(), parse=_parse)
     except Exception:  # a damaged note of progress is no note
         return None
-    return found if found.phase and found.is_alive else None
+    return progress if progress.phase and progress.is_alive else None
 
 
 class _Reporter:

@@ -64,12 +64,21 @@ class HeadWatch:
 
 
 def _end_family() -> None:
-    """Ray's processes below this one. Not the follower: it ends by itself, when it has delivered."""
-    rays = [process for process in psutil.Process().children(recursive=True) if _is_rays(process)]
-    for process in rays:
+    """Ray's processes below this one. Not the follower: it ends by itself, when it has delivered.
+
+    All of them are stopped before the first is killed: a raylet that still runs starts workers, and those of a dead
+    one are below nobody.
+    """
+    rays: dict[int, psutil.Process] = {}
+    while new := [p for p in psutil.Process().children(recursive=True) if p.pid not in rays and _is_rays(p)]:
+        rays |= {process.pid: process for process in new}
+        for process in new:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+    for process in rays.values():
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(rays, timeout=_END_SECONDS)
+    psutil.wait_procs(list(rays.values()), timeout=_END_SECONDS)
 
 
 def _is_rays(process: psutil.Process) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 from rcray.config import content_key
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
 
-DEFAULT_ADDRESS = "http://127.0.0.1:8265"  # the dashboard, as `ray dashboard cluster.yaml` forwards it
 UPLOAD_LIMIT = 100 * 2**20  # Ray refuses more
 #: Not needed to run, or large, or private. What .gitignore names is left out by Ray itself.
 NOT_UPLOADED = (

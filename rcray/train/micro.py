@@ -48,6 +48,8 @@ class Policy:
     live_reference: Any | None = None
     share_prompts: Literal["auto", "on", "off"] = "off"
     window: int | None = None  # rows longer than this are not packed: the model reads no further back
+    side_weights: tuple[float, float] = (1.0, 1.0)  # of the objective's two terms, where rows of unpaired data repeat
+    baseline: Callable[[Batch], Tensor] | None = None  # KTO's K of a micro-batch, where it has one
     short_mlp: nn.Module | None = None  # the last feed-forward layer, where it may leave out the prompts
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
     device: torch.device = CPU
@@ -149,7 +151,7 @@ def lay_out(policy: Policy, batch: Batch, apart: bool) -> list[Layout]:
     if apart:
         return [one_side(batch, CHOSEN), one_side(batch, REJECTED)]
     asked = policy.share_prompts == "on" or (policy.share_prompts == "auto" and worth_packing(batch))
-    if asked and (policy.window is None or longest_row(batch) <= policy.window):
+    if asked and batch.same_prompts and (policy.window is None or longest_row(batch) <= policy.window):
         return [packed(batch)]
     return [two_rows(batch)]
 
@@ -179,14 +181,18 @@ def _token_logps(policy: Policy, layouts: list[Layout], logps: list[Tensor]) -> 
 
 
 def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
-    """The cached likelihoods of the reference beside the policy's, where they are read from the cache."""
+    """The cached likelihoods of the reference beside the policy's, where they are read from the cache.
+
+    With them comes what else an objective of both reads of a micro-batch.
+    """
     if policy.reference is None or policy.live_reference is not None:
         return pairs
     index = batch.index.cpu()
     ref_w, ref_l = policy.reference.sum_w[index].to(pairs.z_w), policy.reference.sum_l[index].to(pairs.z_l)
     if policy.likelihood == "mean":
         ref_w, ref_l = ref_w / pairs.n_w, ref_l / pairs.n_l
-    return replace(pairs, ref_w=ref_w, ref_l=ref_l)
+    constants = pairs.constants if policy.baseline is None else {"kl_baseline": policy.baseline(batch)}
+    return replace(pairs, ref_w=ref_w, ref_l=ref_l, constants=constants, side_weights=policy.side_weights)
 
 
 class CutPart:

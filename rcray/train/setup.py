@@ -12,6 +12,7 @@ from rcray.calibration import Calibrator, normalised_gradient, score_parameters
 from rcray.calibration.update import UpdateCalibrator
 from rcray.config import RunConfig
 from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
+from rcray.config.objectives import Kto
 from rcray.config.schema import TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
@@ -23,6 +24,7 @@ from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
 from rcray.objectives import build_objective
 from rcray.store import Store
+from rcray.train.baseline import kl_baseline
 from rcray.train.look import Looks
 from rcray.train.micro import Policy
 from rcray.train.parallel import ProcessGroup, clip_norm, shard, sum_gradients
@@ -45,11 +47,12 @@ def step_state(
     calibration, train, execution, model = config.calibration, config.train, config.execution, loaded.model
     objective = build_objective(config.objective)
     traits = objective.params.traits
-    reference = live = None
+    reference = frozen = None
+    has_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
     if config.needs_reference:
-        if traits.token_level:  # sums are not enough: keep the frozen model itself
-            live = model if config.model.trains_adapters else _frozen_copy(config, store, device)
-        else:
+        if traits.token_level or has_baseline:  # cached sums are not enough: keep the frozen model itself
+            frozen = model if config.model.trains_adapters else _frozen_copy(config, store, device)
+        if not traits.token_level:
             reference = reference_logps(loaded, data, store.cache, device)
     if execution.attention == "flex":
         use_flex_attention(model, device)
@@ -78,19 +81,24 @@ def step_state(
         shard(model, mixed=None if train.precision == "weights" else getattr(torch, train.precision))
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train)
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
+    group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
+    precision, baseline = precision_of(train, device), None
+    if has_baseline:
+        baseline = kl_baseline(model, frozen, config.likelihood, config.data.max_length, precision, group.reduce)
     policy = Policy(
         model=model,
         objective=objective,
         likelihood=config.likelihood,
         reference=reference,
-        live_reference=live,
+        live_reference=frozen if traits.token_level else None,
+        side_weights=data.side_weights,
+        baseline=baseline,
         share_prompts=sharing,
         window=allowed.window,
         short_mlp=short_mlp,
-        precision=precision_of(train, device),
+        precision=precision,
         device=device,
     )
-    group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
     looks = None
     if calibration.look_every:
         reduce, summed = group.reduce, group.sum_gradients

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 #: Left to `make campaign`, with the tests that prove most of the same: the rest is the comparison of the tables.
 ELSEWHERE = {
     "worker": ["tests/ray/test_groups.py"],
+    "trial": ["tests/ray/test_sweep_faults.py"],
     "driver": ["tests/ray/test_sweeps.py"],
     "mlflow-server": ["tests/track/test_sweeps_tracked.py"],
     "read-only-store": ["tests/unit/test_store.py"],

@@ -12,7 +12,7 @@ from rcray.config.alpaca_eval import AlpacaEvalConfig, GenerationConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, RcrayError
 from rcray.evaluate.alpaca_eval import command
-from rcray.evaluate.alpaca_eval.command import answers_of, pairings, run_sweep, without_rc
+from rcray.evaluate.alpaca_eval.command import answers_of, pairings, run_sweep
 from rcray.evaluate.alpaca_eval.generate import generate
 from rcray.evaluate.alpaca_eval.outputs import Output, match, read_instructions, read_outputs, write_outputs
 from rcray.sweep.grid import Cell
@@ -126,7 +126,7 @@ def cells(trained):
 
 def test_with_rc_is_compared_to_the_same_without(trained, instructions):
     settings = AlpacaEvalConfig(instructions=str(instructions))
-    assert without_rc(trained.calibrated) == trained.plain
+    assert trained.calibrated.without_rc == trained.plain
     (pairing,) = pairings(cells(trained), trained.store, settings)
     assert (pairing.cell.config, pairing.opponent) == (trained.calibrated, trained.plain)
     with pytest.raises(ConfigError, match="no cell has calibration"):
@@ -202,7 +202,7 @@ def test_judge_and_winrate(rcray, tmp_path):
         code, out, err = rcray("alpaca-eval", "judge", *options, "--key-env", "")
         assert code == 0, err
         assert "24/24 judged" in out and "alpaca_eval/win_rate 0.9526" in out and "alpaca_eval/lc_win_rate 0.95" in out
-    code, again, err = rcray("arena", "winrate", *options)  # the server is gone; the old name
+    code, again, err = rcray("alpaca-eval", "winrate", *options)  # the server is gone
     assert code == 0, err
     assert again.splitlines()[-4:] == out.splitlines()[-4:]
     (result,) = tmp_path.glob("mine.*.judged.json")
@@ -240,11 +240,3 @@ def test_difficulties_are_read_by_instruction(tmp_path):
     assert command.read_difficulty(tmp_path / "d.json", ["b", "a"]) == [0.5, 1.0]
     with pytest.raises(DataError, match="no difficulty for 1 instructions, the first: 'c'"):
         command.read_difficulty(tmp_path / "d.json", ["a", "c"])
-
-
-def test_what_was_paid_under_the_first_name_is_kept(tmp_path):
-    (tmp_path / "arena").mkdir()
-    (tmp_path / "arena" / "judgements.jsonl").write_text("{}\n")
-    for _ in range(2):
-        assert (command._directory(tmp_path) / "judgements.jsonl").read_text() == "{}\n"
-    assert not (tmp_path / "arena").exists()

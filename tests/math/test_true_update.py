@@ -18,7 +18,6 @@ from rcray.calibration.update import (
     SgdPreview,
     UpdateCalibrator,
 )
-from rcray.data.schedule import FIRST_LOOKS, LookSchedule, Schedule
 
 SIZE, STEPS = 40, 12
 ADAM = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
@@ -324,36 +323,3 @@ def test_a_drawn_share_stands_for_all_coordinates():
     assert torch.equal(again.flat(others), drawn.flat(others))
     everything = Coordinates(parameters, 0, None)
     assert everything.share == 1.0 and len(everything.flat(parameters)) == 200_000
-
-
-schedules = st.builds(
-    lambda steps, batch, rest, epochs, seed: Schedule(steps * batch + rest % batch, batch, batch, epochs, seed),
-    steps=st.integers(2, 60), batch=st.sampled_from([1, 4, 8]), rest=st.integers(0, 7), epochs=st.integers(1, 2),
-    seed=st.integers(0, 3),
-)  # fmt: skip
-
-
-@given(schedule=schedules, every=st.integers(1, 12), pairs=st.integers(1, 16))
-def test_a_look_sees_pairs_that_come_later(schedule, every, pairs):
-    """Never the step's own; in the first epoch none that was trained on, as long as there are enough others."""
-    looks, size = LookSchedule(schedule, every, pairs), schedule.batch_size
-    used = schedule.steps_per_epoch * size
-    for step in range(schedule.total_steps):
-        rows = looks.rows(step)
-        epoch, position = divmod(step, schedule.steps_per_epoch)
-        assert (rows is not None) == ((epoch == 0 and position < FIRST_LOOKS) or position % every == 0)
-        if rows is None:
-            continue
-        assert len(rows) == len(set(rows)) == min(pairs, used - size)
-        own = {row for part in schedule.micro_batches(step) for row in part}
-        assert not own & set(rows)
-        start = epoch * schedule.steps_per_epoch
-        trained_on = {row for before in range(start, step) for part in schedule.micro_batches(before) for row in part}
-        fresh = used - (position + 1) * size
-        assert len(trained_on & set(rows)) == max(0, len(rows) - fresh)
-
-
-def test_later_looks_see_other_pairs():
-    looks = LookSchedule(Schedule(800, 8, 4, 1, seed=0), every=10, pairs=8)
-    seen = [looks.rows(step) for step in (0, 1, 2, 30, 40)]
-    assert len({row for rows in seen for row in rows}) == 5 * 8

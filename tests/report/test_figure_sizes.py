@@ -13,6 +13,7 @@ from rcray.aggregate.figures.overview import draw_overview
 from rcray.aggregate.figures.plane import draw_plane
 from rcray.aggregate.groups import compare
 from rcray.config import load_experiment
+from rcray.store import Store
 from rcray.sweep.grid import expand
 from rcray.sweep.tiny import tiny_cells
 from tests.report.runs import write_ok
@@ -22,8 +23,9 @@ EXPERIMENT = Path(__file__).parents[2] / "experiments" / "runtime.yaml"
 LARGEST = 6000  # pixels
 
 
-@pytest.fixture
-def comparisons(store):
+@pytest.fixture(scope="module")
+def comparisons(tmp_path_factory):
+    store = Store.open(tmp_path_factory.mktemp("long") / "store")
     cells = tiny_cells(expand(load_experiment(EXPERIMENT)), {})
     for cell in cells:
         write_ok(store, cell, steps=12)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rcray.store import Store
-from rcray.track.tracker import MemoryTracker
+from tests.track.in_memory import MemoryTracker
 
 
 @pytest.fixture

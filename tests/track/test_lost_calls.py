@@ -2,8 +2,8 @@
 
 import pytest
 
-from rcray.track.tracker import MemoryTracker, TrackerUnavailableError
-from tests.track.in_memory import delivery_to, kept
+from rcray.track.tracker import TrackerUnavailableError
+from tests.track.in_memory import MemoryTracker, delivery_to, kept
 from tests.track.stored_runs import finish, make_cell, train_to
 
 

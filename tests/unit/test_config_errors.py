@@ -74,7 +74,10 @@ def refused(settings, overrides=None) -> str:
         ({"train": {"batch_size": 10, "micro_batch_size": 4}}, ["train", "batch_size 10", "micro_batch_size 4"]),
         ({"execution": {"workers": 3}}, ["train.micro_batch_size 8", "execution.workers 3"]),
         ({"data": {"train_pairs": 31}}, ["train.batch_size 32", "data.train_pairs 31"]),
-        ({"objective": {"name": "kto", "baseline": "kl"}}, ["objective.baseline", "'kl'"]),
+        (
+            {"objective": {"name": "kto", "baseline": "kl"}, "train": {"micro_batch_size": 1}},
+            ["objective.baseline", "'kl'", "train.micro_batch_size is 1"],
+        ),
         ({"objective": {"name": "ti-dpo", "triplet": True}}, ["objective.triplet"]),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",

@@ -1,8 +1,5 @@
 """Exports load in plain peft and transformers, and are the model that was trained."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -73,9 +70,9 @@ def test_the_cards_own_lines_run(trained, tmp_path):
     card = (made.directory / "README.md").read_text()
     for word in ("DPO", "reward calibration | off", "synthetic", run_id(lora), "tiny-neox (lora)", "fingerprint"):
         assert word in card
-    code = card.partition("```python\n")[2].partition("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    scope: dict = {}
+    exec(card.partition("```python\n")[2].partition("```")[0], scope)
+    assert isinstance(scope["model"], torch.nn.Module)
 
 
 def test_the_command_says_where_and_never_overwrites(trained, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from rcray.config.data import DataConfig
 from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
-from rcray.data.encode import EncodedPair, EncodedPairs, EncodeReport, encode_pairs
+from rcray.data.encode import encode_pairs
 from rcray.data.pairs import load_pairs
 from rcray.models import inference, reference
 from rcray.models.capabilities import capabilities_of
@@ -302,52 +302,3 @@ def test_sixteen_cells_of_one_grid_run_the_reference_once(tmp_path, model_cache,
         launch(cell.config, store)
     assert [n for n in pairs if n == 17] == [17], "one build"
     assert [n for n in pairs if n != 17] == [4] * 15, "every other cell checks its sample"
-
-
-# -- forwards of many pairs
-
-
-def uneven(count, seed=0):
-    """Pairs whose lengths are as spread as those of real dialogues."""
-    import random
-
-    draw = random.Random(seed)
-    made = []
-    for n in range(count):
-        prompt, chosen, rejected = (max(2, int(draw.lognormvariate(3, 0.9))) for _ in range(3))
-        ids = [draw.randrange(5, 200) for _ in range(prompt + chosen + rejected)]
-        made.append(EncodedPair(f"{n}", *map(tuple, (ids[:prompt], ids[prompt:][:chosen], ids[prompt + chosen :]))))
-    return EncodedPairs(tuple(made), EncodeReport(kept=count))
-
-
-def test_little_is_computed_beside_the_tokens_themselves(neox, monkeypatch):
-    data = uneven(96)
-    monkeypatch.setitem(inference.TOKENS, "cpu", 1024)
-    computed = []
-
-    def count(_module, args, kwargs):
-        computed.append((args[0] if args else kwargs["input_ids"]).numel())
-
-    allowed = capabilities_of(neox.model)
-    assert allowed.packs_rows
-    handle = body_of(neox.model).register_forward_pre_hook(count, with_kwargs=True)
-    found = reference.pair_logps(neox.model, data, range(96), CPU)
-    handle.remove()
-    plain = int((data.lengths @ (2, 1, 1)).sum())
-    print(f"{sum(computed):,} tokens computed for {plain:,}")
-    assert sum(computed) < 1.05 * plain, "padding is made good by the prompts that are shared"
-    assert max(computed) <= 2 * max(1024, int((data.lengths @ (2, 1, 1)).max()))
-    with torch.no_grad():
-        for i in (0, 40, 95):
-            batch = collate(data.pairs, [i])
-            assert found.sum_w[i].item() == pytest.approx(side_logps(neox.model, batch.chosen).sums.item(), abs=2e-3)
-            assert found.sum_l[i].item() == pytest.approx(side_logps(neox.model, batch.rejected).sums.item(), abs=2e-3)
-    assert found.n_w.tolist() == data.lengths[:, 1].tolist()
-
-
-def test_batches_stay_within_the_budget():
-    lengths = uneven(50).lengths
-    sizes = lengths @ (2, 1, 1)
-    batches = list(inference.token_batches(lengths, range(50), 600))
-    assert sorted(i for batch in batches for i in batch) == list(range(50))
-    assert all(len(batch) == 1 or len(batch) * max(sizes[i] for i in batch) <= 600 for batch in batches)

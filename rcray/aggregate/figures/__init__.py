@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from rcray.aggregate.displacement import cures
 from rcray.aggregate.estimators import EstimatorPair
 from rcray.aggregate.figures.curves import draw_batch_likelihoods, draw_cosines, draw_likelihoods
+from rcray.aggregate.figures.displacement import draw_displacement
 from rcray.aggregate.figures.dynamics import draw_dynamics
 from rcray.aggregate.figures.estimators import draw_head_full
 from rcray.aggregate.figures.overview import draw_overview
@@ -21,6 +23,8 @@ def draw_all(comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair], 
 def _draw_all(comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair], unit: str) -> Iterator[Plot | None]:
     yield draw_overview(comparisons, unit)
     yield draw_plane(comparisons, unit)
+    for model, rows in cures(comparisons).items():
+        yield draw_displacement(model, rows)
     for model in dict.fromkeys(comparison.model for comparison in comparisons):
         own = [comparison for comparison in comparisons if comparison.model == model]
         yield draw_schematic(model, own, unit)

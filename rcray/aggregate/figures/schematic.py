@@ -35,23 +35,23 @@ class Seen:
 
 def draw_schematic(model: str, comparisons: Sequence[Comparison], unit: str) -> Plot | None:
     """Pathways and band of every objective that has runs without and with RC."""
-    found = {
+    pairs = {
         comparison.title: (without, with_rc)
         for comparison in comparisons
         if comparison.without and comparison.with_rc
         for without, with_rc in [(_seen(comparison.without), _seen(comparison.with_rc[0]))]
         if without and with_rc
     }
-    if not found:
+    if not pairs:
         return None
     with style():
-        figure = Figure(figsize=(11.2, max(3.8, 0.9 + 0.42 * len(found))), layout="constrained")
+        figure = Figure(figsize=(11.2, max(3.8, 0.9 + 0.42 * len(pairs))), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _pathways(left, list(found.values()), unit)
-        _bands(right, found)
+        _pathways(left, list(pairs.values()), unit)
+        _bands(right, pairs)
         handles: list[Artist] = [
             Line2D([], [], color=identity(i)[0], marker=identity(i)[1], linestyle="none", label=title)
-            for i, title in enumerate(found)
+            for i, title in enumerate(pairs)
         ]
         handles += [
             Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: without RC"),
@@ -61,8 +61,8 @@ def draw_schematic(model: str, comparisons: Sequence[Comparison], unit: str) -> 
         return finish(figure, f"pathways-and-band-{model}", f"Pathways and band on {model}", _CAPTION)
 
 
-def _pathways(axis: Axes, found: Sequence[tuple[Seen, Seen]], unit: str) -> None:
-    ends = [(i, a.end, b.end) for i, (a, b) in enumerate(found) if a.end is not None and b.end is not None]
+def _pathways(axis: Axes, pairs: Sequence[tuple[Seen, Seen]], unit: str) -> None:
+    ends = [(i, a.end, b.end) for i, (a, b) in enumerate(pairs) if a.end is not None and b.end is not None]
     for i, without, with_rc in ends:
         colour, marker = identity(i)
         axis.annotate("", with_rc, without, arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.0})
@@ -87,17 +87,17 @@ def _pathways(axis: Axes, found: Sequence[tuple[Seen, Seen]], unit: str) -> None
     axis.set_title("Pathways", loc="left")
 
 
-def _bands(axis: Axes, found: dict[str, tuple[Seen, Seen]]) -> None:
-    ratios = [value for pair in found.values() for seen in pair for value in (seen.log_r, seen.lower, seen.upper)]
+def _bands(axis: Axes, pairs: dict[str, tuple[Seen, Seen]]) -> None:
+    ratios = [value for pair in pairs.values() for seen in pair for value in (seen.log_r, seen.lower, seen.upper)]
     finite = np.array([value for value in ratios if np.isfinite(value)] or [0.0])
     low, high = finite.min() - 0.5, finite.max() + 0.5  # an unbounded edge ends at the frame
-    for row, (_, (without, with_rc)) in enumerate(found.items()):
+    for row, (_, (without, with_rc)) in enumerate(pairs.items()):
         start, end = np.clip(np.nan_to_num([with_rc.lower, with_rc.upper], posinf=high, neginf=low), low, high)
         axis.barh(row, end - start, left=start, height=0.55, color=SKY, alpha=0.5, linewidth=0)
         colour, marker = identity(row)
         axis.plot(without.log_r, row, marker=marker, color=colour, markerfacecolor="white", linestyle="none", zorder=4)
         axis.plot(with_rc.log_r, row, marker=marker, color=colour, linestyle="none", zorder=3)
-    axis.set_yticks(range(len(found)), list(found))
+    axis.set_yticks(range(len(pairs)), list(pairs))
     axis.invert_yaxis()
     axis.set_xlim(low, high)
     axis.set_xlabel("log ratio (nats)")

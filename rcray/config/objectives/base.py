@@ -36,6 +36,7 @@ class Traits:
     precision: float = 1e-12  # to which the tests hold both formulas, relative
     token_level: bool = False
     needs_reference_distribution: bool = False
+    separates: bool = False  # a sum of one term per side: takes unpaired rows, too
     caveats: str = ""
 
 

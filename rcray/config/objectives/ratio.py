@@ -10,8 +10,9 @@ from rcray.config.objectives.base import Formula, ObjectiveParams, Positive, Tra
 class Kto(ObjectiveParams):
     """Kahneman-Tversky optimization: separate sigmoid values for winner and loser.
 
-    In a run: the paper's form, without baseline. `baseline: kl` is there for loops of one's own, which put K into
-    `PairLogps.constants`; the training loop makes no mismatched pairs, so a run that asks for it is refused.
+    By default the form of the RC paper, without baseline. With `baseline: kl` K is that of KTO's own paper: the mean
+    log-ratio of every prompt of a micro-batch with the answer to another one, not below 0, without gradient. It costs
+    two forwards more, of policy and reference; each worker moves the answers of its own rows.
     """
 
     name: Literal["kto"] = "kto"
@@ -25,12 +26,13 @@ class Kto(ObjectiveParams):
         title="KTO",
         family="disentangled",
         needs_reference=True,
+        separates=True,
         loss="λ_w σ(β (K - z̃_w)) + λ_l σ(β (z̃_l - K))",
         d_w=Formula("β λ_w σ′(β (K - z̃_w))", r"\beta \lambda_w \sigma'\left(\beta (K - \tilde z_w)\right)"),
         d_l=Formula("β λ_l σ′(β (z̃_l - K))", r"\beta \lambda_l \sigma'\left(\beta (\tilde z_l - K)\right)"),
         where="K is 0 in the paper's form",
         source="Ethayarajh et al. 2024, arXiv:2402.01306",
-        caveats="`baseline: kl` needs micro-batches of at least 2 pairs",
+        caveats="`baseline: kl` needs micro-batches of at least 2 pairs on each worker",
     )
 
 
@@ -50,6 +52,7 @@ class Ddro(ObjectiveParams):
         title="DDRO",
         family="disentangled",
         needs_reference=True,
+        separates=True,
         loss="log 2 - z̃_w + log 2 - log(2 - exp(z̃_l))",
         d_w=Formula("1", "1"),
         d_l=Formula(
@@ -68,6 +71,7 @@ class DilBce(ObjectiveParams):
         title="DIL-BCE",
         family="disentangled",
         needs_reference=True,
+        separates=True,
         loss="softplus(-z̃_w) + softplus(z̃_l)",
         d_w=Formula("σ(-z̃_w)", r"\sigma\left(-\tilde z_w\right)"),
         d_l=Formula("σ(z̃_l)", r"\sigma\left(\tilde z_l\right)"),
@@ -84,6 +88,7 @@ class DilUkl(ObjectiveParams):
         title="DIL-UKL",
         family="disentangled",
         needs_reference=True,
+        separates=True,
         loss="exp(z̃_l) - z̃_w",
         d_w=Formula("1", "1"),
         d_l=Formula("exp(z̃_l)", r"\exp\left(\tilde z_l\right)"),
@@ -103,6 +108,7 @@ class DilLsif(ObjectiveParams):
         title="DIL-LSIF",
         family="disentangled",
         needs_reference=True,
+        separates=True,
         loss="exp(2 z̃_l)/2 - exp(z̃_w)",
         d_w=Formula("exp(z̃_w)", r"\exp\left(\tilde z_w\right)"),
         d_l=Formula("exp(2 z̃_l)", r"\exp\left(2 \tilde z_l\right)"),

@@ -56,5 +56,6 @@ class TiDpo(ObjectiveParams):
         d_w=Formula("β σ(-β m̃)", r"\beta \sigma\left(-\beta \tilde m\right)"),
         d_l=Formula("β σ(-β m̃)", r"\beta \sigma\left(-\beta \tilde m\right)"),
         source="Yang et al. 2026, arXiv:2505.19653",
-        caveats="the triplet term is an auxiliary outside the two incentives",
+        caveats="a run weighs tokens by the authors' proxy 1 - p(y_t); the importance by embedding gradients and the "
+        "triplet term, an auxiliary outside the two incentives, are for loops of one's own and refused in a run",
     )

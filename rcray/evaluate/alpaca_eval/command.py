@@ -1,6 +1,5 @@
 """`rcray alpaca-eval`: answers of runs, two files of answers compared, and a whole sweep with RC against without."""
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,16 +24,8 @@ from rcray.sweep.grid import Cell
 from rcray.train.launch import is_finished
 
 Say = Callable[[str], None]
+_FOLDER = "alpaca-eval"  # of answers in the cache, of verdicts in the store
 GENERATION_VERSION = 1  # raised when the same settings would give other answers
-
-
-def _directory(parent: Path) -> Path:
-    """Where answers or verdicts are kept; a store may have them under this command's first name, and they were paid."""
-    directory, former = parent / "alpaca-eval", parent / "arena"
-    if former.is_dir() and not directory.exists():
-        with contextlib.suppress(OSError):  # another task was faster
-            former.rename(directory)
-    return directory
 
 
 def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> Path:
@@ -45,7 +36,7 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> P
     exclude = None if settings.generation.temperature else {"batch_size", "seed"}  # they decide only what is drawn
     how = settings.generation.model_dump(mode="json", exclude=exclude)
     key = content_key([read_chain(final)["key"], asked, how, GENERATION_VERSION], 24)
-    path = _directory(store.cache) / f"{key}.json"
+    path = store.cache / _FOLDER / f"{key}.json"
     if not path.is_file():
         import torch
 
@@ -140,7 +131,7 @@ def pairings(cells: Sequence[Cell], store: Store, settings: AlpacaEvalConfig) ->
     if settings.reference is not None:
         pairs = [Pairing(cell, None) for cell in cells]
     else:
-        pairs = [Pairing(cell, without_rc(cell.config)) for cell in cells if cell.config.calibration.enabled]
+        pairs = [Pairing(cell, cell.config.without_rc) for cell in cells if cell.config.calibration.enabled]
     if not pairs:
         raise ConfigError(
             "evaluation.alpaca_eval: no cell has calibration, so none has a twin to compare with",
@@ -151,11 +142,6 @@ def pairings(cells: Sequence[Cell], store: Store, settings: AlpacaEvalConfig) ->
             if not is_finished(store.run(run_id(config))):
                 raise RcrayError(f"{config.label}: not finished", fix="run `rcray sweep` first")
     return pairs
-
-
-def without_rc(config: RunConfig) -> RunConfig:
-    """The same run with calibration off."""
-    return config.model_copy(update={"calibration": config.calibration.model_copy(update={"enabled": False})})
 
 
 def run_sweep(
@@ -172,7 +158,7 @@ def run_sweep(
     wanted = pairings(cells, store, alpaca)
     configs = {run_id(config): config for p in wanted for config in filter(None, (p.cell.config, p.opponent))}
     files = _generate_all(list(configs.values()), store, settings, say)
-    cache = _directory(store.root) / "judgements.jsonl"
+    cache = store.root / _FOLDER / "judgements.jsonl"
     for pairing in wanted:
         key = pairing.cell.run_id
         reference = (

@@ -10,8 +10,9 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -272,9 +273,19 @@ class Cache:
                 continue
         return verdicts
 
-    def writing(self) -> "_Writing":
+    @contextmanager
+    def writing(self) -> Iterator[None]:
         """Holds the file for one job."""
-        return _Writing(self)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held = FileLock(f"{self.path}.lock", timeout=0).acquire()
+        except Timeout:
+            raise StoreError(f"{self.path}: another job is judging into it", fix="wait for it, or end it") from None
+        with held:
+            if self.path.is_file() and (data := self.path.read_bytes()) and not data.endswith(b"\n"):
+                with self.path.open("ab") as file:  # end the line a kill cut short, so that the next one is whole
+                    file.write(b"\n")
+            yield
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds a verdict; it is on disk when this returns."""
@@ -282,28 +293,6 @@ class Cache:
             file.write(json.dumps(record).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-class _Writing:
-    def __init__(self, cache: Cache):
-        cache.path.parent.mkdir(parents=True, exist_ok=True)
-        self._cache = cache
-        self._lock = FileLock(f"{cache.path}.lock", timeout=0)
-
-    def __enter__(self) -> None:
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise StoreError(
-                f"{self._cache.path}: another job is judging into it", fix="wait for it, or end it"
-            ) from None
-        path = self._cache.path
-        if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
-            with path.open("ab") as file:  # end the line a kill cut short, so that the next one is whole
-                file.write(b"\n")
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def content_of(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:

@@ -36,7 +36,8 @@ def kill_driver(ground: Ground) -> str:
 
 def kill_head(ground: Ground) -> str:
     command, run = _disturbed(ground, ground.half_done)
-    family = command.processes()
+    follower = command.called("--follow")  # ends by itself once it has delivered, however long that takes
+    family = [process for process in command.processes() if process != follower]
     kill(command.called("gcs_server"))
     began = time.monotonic()
     said = command.wait(expect=1, seconds=_HEAD_SECONDS)

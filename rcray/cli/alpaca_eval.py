@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
+from rcray.cli.shared import SetOption, StoreOption, announce, cells_of
 from rcray.config.alpaca_eval import AlpacaEvalConfig, GenerationConfig, JudgeConfig
 from rcray.config.load import explain
 from rcray.store import DEFAULT_STORE, Store
@@ -16,9 +17,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="RCRAY_STORE", help="directory of runs, caches and reports")
-]
 CandidateArgument = Annotated[Path, typer.Argument(help="outputs of the model judged", show_default=False)]
 ReferenceArgument = Annotated[Path, typer.Argument(help="outputs it is compared with", show_default=False)]
 ModelOption = Annotated[str, typer.Option("--judge-model")]
@@ -56,7 +54,7 @@ def generate_(
         "rcray alpaca-eval",
     )
     opened = Store.open(store)
-    typer.echo(f"answers of {run} to {instructions} ...", err=True)
+    announce(f"answers of {run} to {instructions}")
     from rcray.evaluate.alpaca_eval.command import answers_of
     from rcray.evaluate.alpaca_eval.outputs import read_instructions, read_outputs, write_outputs
     from rcray.evaluate.command import find_run
@@ -129,16 +127,12 @@ def winrate(
 def sweep_(
     file: Annotated[Path, typer.Argument(help="experiment file with `evaluation.alpaca_eval`", show_default=False)],
     store: StoreOption = DEFAULT_STORE,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="override a field")] = None,
+    set_: SetOption = None,
     only_estimate: Annotated[bool, typer.Option("--estimate", help="generate; say what judging would cost")] = False,
 ) -> None:
     """Compare every cell with RC to the same cell without, or every cell to a file of outputs."""
-    from rcray.config import load_experiment, parse_overrides
-    from rcray.sweep.grid import expand
-
-    experiment = load_experiment(file)
-    cells = expand(experiment, parse_overrides(set_ or ()))
-    typer.echo(f"answers of {len(cells)} cells of {experiment.name} ...", err=True)
+    experiment, cells = cells_of(file, set_)
+    announce(f"answers of {len(cells)} cells of {experiment.name}")
     from rcray.evaluate.alpaca_eval.command import run_sweep
 
     run_sweep(cells, Store.open(store), experiment.evaluation, typer.echo, only_estimate=only_estimate)
