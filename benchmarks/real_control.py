@@ -46,17 +46,22 @@ def cell_text(measured: Sequence[tuple[tuple[float, float], tuple[float, float]]
 
 
 def draw(path: Path, store: Store) -> None:
-    """Likelihoods of the probe set over the steps, by objective and kind."""
+    """Likelihoods of the probe set over the steps, by kind, of the objectives whose cells are all finished."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     from rcray.train.dynamics import read_dynamics
+    from rcray.train.launch import is_finished
 
     cells = expand(load_experiment(ROOT / "experiments" / "real.yaml"))
+    missing = {cell.config.objective.name for cell in cells if not is_finished(store.run(cell.run_id))}
+    cells = [cell for cell in cells if cell.config.objective.name not in missing]
     objectives = list(dict.fromkeys(cell.config.objective.name for cell in cells))
-    figure, axes = plt.subplots(len(objectives), 3, figsize=(9, 2.2 * len(objectives)), sharex=True, sharey="row")
+    figure, axes = plt.subplots(
+        len(objectives), 3, figsize=(9, 2.2 * len(objectives)), sharex=True, sharey="row", squeeze=False
+    )
     for cell in cells:
         kind, name = kind_of(cell.config), cell.config.objective.name
         axis = axes[objectives.index(name)][KINDS.index(kind)]

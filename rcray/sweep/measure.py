@@ -132,12 +132,12 @@ def measure_apart(config: RunConfig, store: Store) -> Measured:
 
 
 def _typical(lengths: object, size: int) -> list[int]:
-    """Pairs around the mean length, the longest of a step among them: what a step costs on average."""
+    """Pairs spread evenly over all lengths: what they cost is what pairs cost on average."""
     import numpy as np
 
     order = np.argsort(np.asarray(lengths) @ (1, 1, 1), kind="stable")
-    places = np.linspace(0, len(order) - 1, num=min(size, len(order)) + 2)[1:-1]
-    return [int(order[int(place)]) for place in places]
+    count = min(size, len(order))
+    return [int(order[int((place + 0.5) * len(order) / count)]) for place in range(count)]
 
 
 def _timed(torch: Any, what: Callable[[], object]) -> float:
