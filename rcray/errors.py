@@ -54,6 +54,10 @@ class RunLockedError(StoreError):
     """Another process is writing the same run."""
 
 
+class StorageUnavailableError(StoreError):
+    """Remote storage that cannot be reached, read or written now."""
+
+
 class CheckpointError(StoreError):
     """A checkpoint that is incomplete or does not match its manifest."""
 

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 SEAL = "rcray-seal.json"  # in directories that are built here: size and hash of every file
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes | Iterator[bytes]) -> None:
     """Writes a whole file or nothing: a reader never sees half of it, a kill never leaves half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
+    whole = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines([whole] if isinstance(whole, bytes) else whole)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -102,6 +102,11 @@ def read_json(
         raise StoreError(f"{path}: damaged JSON: {error}", fix=fix) from None
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}", fix="give another --store") from None
+
+
+def damaged(path: Path, error: Exception, fix: str) -> StoreError:
+    """What to raise of a file whose content is not what was written."""
+    return StoreError(f"{path}: damaged: {error}", fix=fix)
 
 
 def recover_json(path: Path, default: Any, then: str, parse: Callable[[Any], Any] | None = None) -> Any:

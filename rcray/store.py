@@ -9,10 +9,11 @@ STORE/
     final/                the trained model and its tokenizer
     best/                 the model that ranked the probe pairs best, where asked for
     evaluation.json       metric rows
+    items/KEY.parquet     what they are means of: every held-out pair, every document
     adjusted.json         what was changed so that it could run at all; absent in most runs
     environment.json      versions, packages and git state it was started with, if it was tracked
   cache/                  tiny models, reference likelihoods: by content, shared by every run
-  experiments/NAME/       ledger.json, tracking.json, sync.log, tables/, figures/, measurements.csv, report.html
+  experiments/NAME/       ledger.json, tracking.jsonl, sync.log, tables/, figures/, measurements.csv, report.html
   mlflow.db, mlartifacts/ the default tracking store
   store-id                tells this store's runs from another's on a shared tracking server
 """
@@ -97,6 +98,15 @@ class RunDir:
     def evaluation(self) -> Path:
         """Metric rows."""
         return self.path / "evaluation.json"
+
+    def items(self, key: str) -> Path:
+        """What the measurement with this key said of every pair or document."""
+        return self.path / "items" / f"{key}.parquet"
+
+    @property
+    def samples(self) -> Path:
+        """Answers of its start model and of the trained one, where asked for."""
+        return self.path / "samples.json"
 
     @property
     def adjusted(self) -> Path:

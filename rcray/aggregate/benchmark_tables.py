@@ -5,8 +5,16 @@ from dataclasses import dataclass, replace
 
 from rcray.aggregate import published
 from rcray.aggregate.collect import Metric
-from rcray.aggregate.estimates import estimate, p_entry
-from rcray.aggregate.groups import NOT_PLANNED, Setting, comparable, has_seeds, pair_key, paired_differences
+from rcray.aggregate.estimates import Estimate, error_notes, p_entry
+from rcray.aggregate.groups import (
+    NOT_PLANNED,
+    Setting,
+    comparable,
+    difference,
+    has_seeds,
+    pair_key,
+    paired_differences,
+)
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.paper import DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
 from rcray.aggregate.places import Places
@@ -66,6 +74,8 @@ def table_of_runs(spec: TableSpec, places: Places) -> Table:
     settings = [line.setting for line in lines]
     marked = mark(settings, [line.spec.group for line in lines], keys)
     several = has_seeds(settings)
+    deltas = _differences(lines, metrics[AVERAGE]) if spec.delta else []
+    columns = _columns(spec, paired=any(delta.paired for delta in deltas))
     rows = []
     for i, line in enumerate(lines):
         labels = [Entry(text) for text in line.labels]
@@ -80,8 +90,8 @@ def table_of_runs(spec: TableSpec, places: Places) -> Table:
         rows.append(Row(line.spec.group, (*labels, *entries)))
     return Table(
         title=spec.title,
-        notes=(*_notes(several, settings, keys), *marked.notes),
-        columns=(*_columns(spec), *_seed_columns()) if several else _columns(spec),
+        notes=(*_notes(several, settings, keys), *_error_notes(several, deltas), *marked.notes),
+        columns=(*columns, *_seed_columns()) if several else columns,
         rows=tuple(mark_best(rows, range(len(spec.heads), len(spec.heads) + len(metrics)))),
         spread_name="std" if several else "stderr",
         name=spec.name,
@@ -126,7 +136,19 @@ def metric_key(benchmark: str, lines: Sequence[Line]) -> str:
     return next((name for name in names if name.partition("/")[0] == benchmark), benchmark)
 
 
-def _columns(spec: TableSpec) -> tuple[Column, ...]:
+def _differences(lines: Sequence[Line], average: Metric) -> list[Estimate]:
+    pairs = [(line.without, line.setting) for line in lines if not line.apart]
+    found = [difference(without, setting, average) for without, setting in pairs if without and setting]
+    return [delta for delta in found if delta is not None]
+
+
+def _error_notes(several: bool, deltas: Sequence[Estimate]) -> list[str]:
+    """Differences without items have no error here, and need no note."""
+    paired = [delta for delta in deltas if delta.paired]
+    return list(error_notes("Δ", several, paired)) if paired else []
+
+
+def _columns(spec: TableSpec, *, paired: bool = False) -> tuple[Column, ...]:
     heads = tuple(Column(head.lower(), head, align="left") for head in spec.heads)
     scores = tuple(
         Column(
@@ -137,7 +159,7 @@ def _columns(spec: TableSpec) -> tuple[Column, ...]:
     average = Column(AVERAGE, "Average", "plain mean of the row's benchmarks", percent=True, digits=DIGITS,
                      spread=not spec.paper)  # fmt: skip
     delta = Column("delta_average", "Δ", "average with RC minus average without", percent=True, digits=DIGITS,
-                   sign=True)  # fmt: skip
+                   sign=True, spread=paired)  # fmt: skip
     return (*heads, *scores, average, delta) if spec.delta else (*heads, *scores, average)
 
 
@@ -179,11 +201,11 @@ def _delta(line: Line, average: Metric) -> Entry:
         return Entry("no w/o", tone="absent")
     if not comparable(line.without, line.setting, average):
         return Entry("protocols differ", tone="status", tip="task versions, shots or templates are not the same")
-    value = estimate(paired_differences(line.without, line.setting, average))
+    value = difference(line.without, line.setting, average)
     if value is None:
         word = line.setting.problem(average) or line.without.problem(average)
         return Entry(word or "incomplete", tone="status")
-    return Entry(value=value.value, spread=value.std)
+    return Entry(value=value.value, spread=value.stderr if value.paired else value.std)
 
 
 def _notes(several: bool, settings: Sequence[Setting | None], keys: Sequence[str]) -> list[str]:

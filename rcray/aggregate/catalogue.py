@@ -11,10 +11,12 @@ from rcray.aggregate.dynamics_tables import agreement_table, confusion_table, he
 from rcray.aggregate.estimators import EstimatorPair
 from rcray.aggregate.frame import is_benchmark, likelihood_unit
 from rcray.aggregate.groups import Comparison
+from rcray.aggregate.movement_tables import frontier_table, movement_table
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.results import results_table
 from rcray.aggregate.runtime import runtime_of_published, runtime_of_runs
+from rcray.aggregate.sample_tables import samples_table
 from rcray.aggregate.tables import Table
 from rcray.aggregate.theory import coefficients_table, regimes_table
 from rcray.aggregate.win_rates import win_rates_of_published, win_rates_of_runs
@@ -66,6 +68,9 @@ def catalogue_of_runs(
         _chapter("Band and pathways", "dynamics", "What the step records say of every cell.",
                  pathways_table(comparisons), agreement_table(comparisons), confusion_table(results),
                  head_full_table(pairs)),
+        _chapter("How far, where to, for what", "movement", "What the probe set says of every cell, per token.",
+                 movement_table(comparisons), frontier_table(comparisons)),
+        _chapter("What it says now", "answers", "The texts stand below the figures.", samples_table(comparisons)),
         _theory(results),
     ]  # fmt: skip
     return Catalogue(tuple(chapter for chapter in chapters if chapter.tables), tuple(beside))

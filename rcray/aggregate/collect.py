@@ -12,6 +12,7 @@ import numpy as np
 
 from rcray.aggregate.estimates import error_of_mean
 from rcray.aggregate.frame import SHARE, Measurement, by_metric, evaluation_rows, likelihood_unit
+from rcray.aggregate.movement import movement_rows
 from rcray.aggregate.summary import STEPS, dynamics_rows, read_columns
 from rcray.errors import RcrayError, StoreError
 from rcray.records.states import State
@@ -110,3 +111,4 @@ def _rows(run: RunDir, cell: Cell, total_steps: int | None) -> Iterator[Measurem
     config = cell.config
     yield from evaluation_rows(cell.run_id, config, run.read_evaluation().rows)
     yield from dynamics_rows(run, config.train.probe_every, total_steps, likelihood_unit([config]))
+    yield from movement_rows(run)

@@ -17,7 +17,12 @@ from rcray.config.objectives import AlphaPo, BalancedPo, BDpo, CalDpo, Dpo, DpoP
 from rcray.records.columns import PATHWAYS
 
 CURES = (DpoP, DpoShift, CalDpo, Rpo, AlphaPo, BDpo, BalancedPo)
-_KINDS = {"published": "published RC", "update": "RC by the update", "normalised": "normalised gradient"}
+KINDS = {
+    "": "alone",
+    "published": "published RC",
+    "update": "RC by the update",
+    "normalised": "normalised gradient",
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,13 @@ class Cure:
     @property
     def title(self) -> str:
         """As sentences and panels name it."""
-        return f"{self.comparison.title} + {_KINDS[self.kind]}" if self.kind else self.comparison.title
+        return f"{self.comparison.title} + {KINDS[self.kind]}" if self.kind else self.comparison.title
+
+    @property
+    def rc(self) -> str:
+        """The RC column; the kind of calibration also where no other stands beside it."""
+        named = self.setting.rc
+        return named if not self.kind or self.kind in self.setting.variant else f"{named} ({self.kind})"
 
     @property
     def worked(self) -> bool | None:
@@ -106,7 +117,7 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
                 table_name(model),
                 (
                     Entry(row.comparison.title),
-                    Entry(row.setting.rc),
+                    Entry(row.rc),
                     *(row.setting.entry(column.metric, several) for column in columns),
                 ),
             )
@@ -124,7 +135,7 @@ def verdict(comparisons: Sequence[Comparison], unit: str) -> Iterator[str]:
         judged = [row for row in rows if row.worked is not None]
         if not judged:
             continue
-        counts = ", ".join(_count(judged, kind, words) for kind, words in _WAYS.items() if _of(judged, kind))
+        counts = ", ".join(_count(judged, kind) for kind in KINDS if _of(judged, kind))
         yield f"{table_name(model)}: winner kept and loser lowered on every seed {counts}."
         alone = [row for row in judged if not row.kind]
         if not any(row.worked for row in alone):
@@ -146,16 +157,14 @@ def verdict(comparisons: Sequence[Comparison], unit: str) -> Iterator[str]:
             yield f"Most steps inside the band of the update: {most.title}, {share:.0%}."
 
 
-_WAYS = {"": "without calibration", **{kind: f"with {words}" for kind, words in _KINDS.items()}}
-
-
 def _of(rows: Sequence[Cure], kind: str) -> list[Cure]:
     return [row for row in rows if row.kind == kind]
 
 
-def _count(rows: Sequence[Cure], kind: str, words: str) -> str:
+def _count(rows: Sequence[Cure], kind: str) -> str:
     own = _of(rows, kind)
-    return f"{words} in {sum(bool(row.worked) for row in own)} of {len(own)}"
+    way = f"with {KINDS[kind]}" if kind else "without calibration"
+    return f"{way} in {sum(bool(row.worked) for row in own)} of {len(own)}"
 
 
 def _drifts(row: Cure) -> str:

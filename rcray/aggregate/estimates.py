@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -17,10 +17,16 @@ class Estimate:
     seeds: int
     stderr: float | None  # of `value`: the metric's own for one seed, std / sqrt(seeds) for several
     std: float | None  # sample standard deviation over seeds; None for one
+    paired: bool = False  # a difference whose error was found item by item
+    degrees: float | None = None  # of freedom of that error
+    p: float | None = None  # McNemar's, of a difference of shares
 
     def spread(self, several: bool) -> float | None:
-        """What a table prints after ±: the spread over seeds where there are several, else the standard error."""
-        return self.std if several else self.stderr
+        """What a table prints after ±: the spread over seeds where there are several, else the standard error.
+
+        A paired difference has one error, which has both in it.
+        """
+        return self.std if several and not self.paired else self.stderr
 
 
 def estimate(values: Sequence[float], stderr: float | None = None) -> Estimate | None:
@@ -33,6 +39,25 @@ def estimate(values: Sequence[float], stderr: float | None = None) -> Estimate |
     # statistics.stdev is exact and takes most of the time of a large report; two passes lose nothing that is printed
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
     return Estimate(mean, len(values), std / math.sqrt(len(values)), std)
+
+
+def error_notes(name: str, several: bool, differences: Sequence[Estimate]) -> Iterator[str]:
+    """How the errors of a column of differences were found."""
+    paired = [difference for difference in differences if difference.paired]
+    where = "Where the runs kept no per-pair files: the" if paired else "The"
+    if paired and several:
+        yield (
+            f"The error of {name} is one standard error over held-out items and seeds together, differences taken item "
+            "by item and seed by seed."
+        )
+    elif paired:
+        yield f"The error of {name} is that of the differences item by item: both runs saw the same ones."
+    if len(paired) < len(differences) or not differences:
+        if not several:
+            added = "adds the two rows' errors as if independent; on the same pairs it is usually smaller."
+            yield f"{where} error of {name} {added}"
+        elif paired:
+            yield f"{where} standard deviation over seeds stands there."
 
 
 def error_of_mean(errors: Sequence[float | None]) -> float | None:
@@ -77,7 +102,7 @@ def p_entry(differences: Sequence[float]) -> Entry:
 
 
 @functools.cache
-def t_quantile(degrees: int, p: float = 0.05) -> float:
+def t_quantile(degrees: float, p: float = 0.05) -> float:
     """The t that |T| exceeds with probability `p`."""
     from scipy import stats
 

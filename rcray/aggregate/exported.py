@@ -2,7 +2,8 @@
 
 LEDGER/
   experiments/NAME/     experiment.yaml, ledger.json, and stopped.json where its search has stopped runs
-  runs/RUN_ID/          config.yaml, status.json, evaluation.json, adjusted.json, dynamics/*.parquet
+  runs/RUN_ID/          config.yaml, status.json, evaluation.json, samples.json, items/*.parquet, adjusted.json,
+                        dynamics/*.parquet
 """
 
 import shutil
@@ -94,9 +95,11 @@ def _export_run(result: CellResult, target: RunDir) -> None:
             write_status(target.status, replace(read_status(source.status), writer=None, attempt=""))
         except StoreError:
             shutil.copyfile(source.status, target.status)
-    for old, new in ((source.evaluation, target.evaluation), (source.adjusted, target.adjusted)):
-        if old.exists():
-            shutil.copyfile(old, new)
+    for name in ("evaluation", "samples", "adjusted"):
+        if getattr(source, name).exists():
+            shutil.copyfile(getattr(source, name), getattr(target, name))
+    for items in sorted((source.path / "items").glob("*.parquet")):
+        write_atomic(target.items(items.stem), items.read_bytes())
     if result.recorded:
         _export_dynamics(source, target)
     elif source.dynamics.exists():

@@ -169,6 +169,8 @@ def _accuracy(without: Setting, setting: Setting) -> Check:
 def _error(estimate: Estimate) -> float:
     if estimate.stderr is None:
         return math.nan
+    if estimate.seeds > 1 and estimate.degrees is not None:
+        return t_quantile(estimate.degrees) * estimate.stderr
     return (t_quantile(estimate.seeds - 1) if estimate.seeds > 1 else _ERRORS) * estimate.stderr
 
 

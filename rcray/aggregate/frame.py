@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rcray.config import RunConfig
-from rcray.config.benchmarks import ALPACA_EVAL, BENCHMARKS
+from rcray.config.benchmarks import ALPACA_EVAL, BENCHMARKS, SAMPLES
 from rcray.records.evaluation import MetricRow
 
 ACCURACY, MARGIN = "preference/accuracy", "preference/margin"
 DRIFT_W, DRIFT_L = "preference/drift_w", "preference/drift_l"
+RANKING, RANKING_PER_TOKEN = "preference/ranking", "preference/ranking_per_token"
 DYNAMICS = "dynamics/"  # in front of everything the step records say
 SHARE = "share"
 
@@ -83,8 +84,8 @@ def by_metric(rows: Iterable[Measurement]) -> dict[str, Measurement]:
 
 
 def is_benchmark(metric: str) -> bool:
-    """Whether a key is a benchmark's: not of held-out pairs, nor of step records."""
-    return not metric.startswith(("preference/", DYNAMICS))
+    """Whether a key is a benchmark's: not of held-out pairs or samples, nor of step records."""
+    return not metric.startswith(("preference/", f"{SAMPLES}/", DYNAMICS))
 
 
 def to_csv(rows: Iterable[Measurement]) -> str:
@@ -101,7 +102,10 @@ def to_csv(rows: Iterable[Measurement]) -> str:
 def _unit(row: MetricRow, config: RunConfig) -> str:
     if row.name in (MARGIN, DRIFT_W, DRIFT_L):
         return likelihood_unit([config])
-    return SHARE if row.name == ACCURACY or row.benchmark in (ALPACA_EVAL, *BENCHMARKS) else ""
+    if row.benchmark == SAMPLES:
+        return "tokens" if row.metric.startswith("tokens") else SHARE
+    shares = (ACCURACY, RANKING, RANKING_PER_TOKEN)
+    return SHARE if row.name in shares or row.benchmark in (ALPACA_EVAL, *BENCHMARKS) else ""
 
 
 def _number(value: float | None) -> float:

@@ -7,12 +7,13 @@ without calibration) does not part what belongs together, and one that has is na
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rcray.aggregate.collect import CellResult, Metric
 from rcray.aggregate.estimates import Estimate, estimate
 from rcray.aggregate.frame import DYNAMICS, Measurement
+from rcray.aggregate.paired import paired_error
 from rcray.aggregate.tables import Entry
 from rcray.config import RunConfig, content_key, identity
 from rcray.records.states import State
@@ -157,17 +158,26 @@ def compare(results: Sequence[CellResult]) -> list[Comparison]:
 def difference(without: Setting, with_rc: Setting, metric: Metric) -> Estimate | None:
     """A metric with RC minus the same without it.
 
-    Several seeds are paired by seed. One seed has no spread over seeds: the standard errors of the two rows are
-    added as if independent, which overstates the error where the same held-out pairs move together.
+    Runs that kept what was measured on each pair or document are compared item by item. Otherwise several seeds are
+    paired by seed, and of one seed the standard errors of the two rows are added as if independent, which overstates
+    the error where the same held-out pairs move together.
     """
     before, after = without.metric(metric), with_rc.metric(metric)
     if before is None or after is None or not comparable(without, with_rc, metric):
         return None
-    if len(without.results) == len(with_rc.results) == 1:
+    one_seed = len(without.results) == len(with_rc.results) == 1
+    by_seed = {result.seed: result for result in without.finished}
+    pairs = [(by_seed[result.seed], result) for result in with_rc.finished if result.seed in by_seed]
+    values = [after.value - before.value] if one_seed else paired_differences(without, with_rc, metric)
+    if values and len(values) == len(pairs) and (error := paired_error(pairs, metric)):
+        plain = estimate(values)
+        assert plain is not None
+        return replace(plain, stderr=error.stderr, paired=True, degrees=error.degrees, p=error.p)
+    if one_seed:
         known = before.stderr is not None and after.stderr is not None
         stderr = math.hypot(before.stderr or 0.0, after.stderr or 0.0) if known else None
         return Estimate(after.value - before.value, 1, stderr, None)
-    return estimate(paired_differences(without, with_rc, metric))
+    return estimate(values)
 
 
 def paired_differences(without: Setting | None, with_rc: Setting | None, metric: Metric) -> list[float]:

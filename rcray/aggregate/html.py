@@ -21,8 +21,10 @@ from rcray.aggregate.collect import CellResult
 from rcray.aggregate.findings import Finding
 from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks, duration
 from rcray.aggregate.results import held_out_pairs
+from rcray.aggregate.sample_tables import samples_of_runs
 from rcray.aggregate.tables import Table
 from rcray.records.columns import COLUMNS, PATHWAYS
+from rcray.records.samples import WAYS
 from rcray.records.states import State
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ def to_html(page: Page) -> str:
         several_models=len({finding.model for finding in page.findings}) > 1,
         verdicts=_VERDICTS,
         cells=cell_blocks(page.results, page.folder),
+        samples=samples_of_runs(page.results),
+        ways=WAYS,
         spelled_out=len(page.results) <= WITH_CONFIGURATION,
         glossary=_glossary(page.catalogue.tables),
     )  # fmt: skip

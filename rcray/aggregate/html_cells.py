@@ -46,7 +46,9 @@ def cell_blocks(results: Sequence[CellResult], folder: Path) -> list[CellBlock]:
 
 def _block(result: CellResult, folder: Path, siblings: Sequence[CellResult], spelled_out: bool) -> CellBlock:
     run = result.run
-    files = [run.config, run.status, run.evaluation, run.dynamics, run.final] if spelled_out else [run.path]
+    files = (
+        [run.config, run.status, run.evaluation, run.samples, run.dynamics, run.final] if spelled_out else [run.path]
+    )
     return CellBlock(
         run_id=result.cell.run_id,
         status=result.status,

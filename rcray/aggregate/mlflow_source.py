@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 #: What a report reads of a run; everything else (weights, checkpoints, figures) stays on the server.
-_FILES = ("config.yaml", "status.json", "evaluation.json", "adjusted.json")
+_FILES = ("config.yaml", "status.json", "evaluation.json", "samples.json", "adjusted.json")
 _PART = re.compile(r"dynamics/part-\d+-\d+\.parquet")
 _PARTS, _WHOLE = "dynamics", "dynamics.parquet"  # step records as they lie in a store, or in one piece
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.estimates import p_entry
-from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, likelihood_unit
+from rcray.aggregate.estimates import Estimate, error_notes, p_entry
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, RANKING, RANKING_PER_TOKEN, likelihood_unit
 from rcray.aggregate.groups import MIXED, Comparison, Setting, compare, difference, has_seeds, paired_differences
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.summary import IN_BAND, PREDICTED, REALISED
@@ -20,17 +20,18 @@ def results_table(title: str, results: Sequence[CellResult], comparisons: Sequen
     comparisons = compare(results) if comparisons is None else comparisons
     lines = [(c, setting) for c in comparisons for setting in c.settings]
     several = has_seeds(setting for _, setting in lines)
-    columns = _columns(results, several)
+    deltas = {i: delta for i, (c, setting) in enumerate(lines) if (delta := _difference(c, setting)) is not None}
+    columns = _columns(results, several, any(delta.paired for delta in deltas.values()))
     marked = mark([setting for _, setting in lines], [c.model for c, _ in lines], [ACCURACY])
     rows = [
-        _row(c, setting, columns, several, marked.rows.get(i, "") + marked.cells.get((i, ACCURACY), ""))
+        _row(c, setting, columns, several, marked.rows.get(i, "") + marked.cells.get((i, ACCURACY), ""), deltas.get(i))
         for i, (c, setting) in enumerate(lines)
     ]
     if not marked.notes:  # the best of different things would be no best
         rows = mark_best(rows, [[column.metric for column in columns].index(ACCURACY)])
     return Table(
         title=title,
-        notes=(*_notes(results, several), *marked.notes),
+        notes=(*_notes(results, several, list(deltas.values())), *marked.notes),
         columns=columns,
         rows=tuple(rows),
         spread_name="std" if several else "stderr",
@@ -44,7 +45,14 @@ def held_out_pairs(results: Iterable[CellResult]) -> list[int]:
     return sorted(measured or {r.cell.config.data.eval_pairs for r in results})
 
 
-def _columns(results: Sequence[CellResult], several: bool) -> tuple[Column, ...]:
+def _difference(comparison: Comparison, setting: Setting) -> Estimate | None:
+    if comparison.without is None or not setting.calibrated:
+        return None
+    return difference(comparison.without, setting, ACCURACY)
+
+
+def _columns(results: Sequence[CellResult], several: bool, paired: bool) -> tuple[Column, ...]:
+    ranked = {key: any(key in result.metrics for result in results) for key in (RANKING, RANKING_PER_TOKEN)}
     unit = likelihood_unit(result.cell.config for result in results)
     digits = 2 if unit == "nats" else 3
     return (
@@ -71,40 +79,61 @@ def _columns(results: Sequence[CellResult], several: bool) -> tuple[Column, ...]
         ),
         Column("realised_iii_percent", "Realised iii (%)", "intervals of the probe set on pathway (iii)",
                metric=REALISED["iii"], percent=True, spread=several, bar=True),
+        *(
+            Column(f"{key.partition('/')[2]}_percent", f"Ranking{how} (%)", f"held-out pairs with {what}",
+                   metric=key, percent=True, spread=True, csv_only=True)
+            for key, how, what in ((RANKING, "", "z_w > z_l"), (RANKING_PER_TOKEN, " per token", "z_w/n_w > z_l/n_l"))
+            if ranked[key]
+        ),
         *([Column(_P, "p", "two-sided paired t-test over seeds of the accuracy, with RC against without", digits=3)]
           if several else []),
+        *([Column(_P, "p", "McNemar's exact test of the accuracy, with RC against without", digits=3, csv_only=True)]
+          if paired and not several else []),
     )  # fmt: skip
 
 
-def _row(comparison: Comparison, setting: Setting, columns: Sequence[Column], several: bool, letters: str) -> Row:
+def _row(
+    comparison: Comparison,
+    setting: Setting,
+    columns: Sequence[Column],
+    several: bool,
+    letters: str,
+    delta: Estimate | None,
+) -> Row:
     without = comparison.without if setting.calibrated else None
     entries = {
         "objective": Entry(comparison.title, mark=letters),
         "rc": Entry(setting.rc),
         "status": Entry(setting.word),
         "seeds": Entry(setting.seeds),
-        _DELTA: _delta(without, setting, several),
-        _P: p_entry(paired_differences(without, setting, ACCURACY)),
+        _DELTA: _delta(without, setting, several, delta),
+        _P: _p(without, setting, several, delta),
     }
     shown = (setting.entry(column.metric, several) if column.metric else entries[column.key] for column in columns)
     return Row(table_name(comparison.model), tuple(shown))
 
 
-def _delta(without: Setting | None, setting: Setting, several: bool) -> Entry:
+def _delta(without: Setting | None, setting: Setting, several: bool, delta: Estimate | None) -> Entry:
     if setting.calibrated and setting.word != "ok":
         return Entry(setting.word, tone="status", runs=setting.run_ids)
     if without is None:
         return Entry("–", tone="absent")
     if without.word != "ok":
         return Entry(f"w/o {without.word}", tone="status")
-    value = difference(without, setting, ACCURACY)
-    if value is None:
+    if delta is None:
         word = setting.problem(ACCURACY) or without.problem(ACCURACY) or MIXED
         return Entry(word, tone="status", runs=setting.run_ids)
-    return Entry(value=value.value, spread=value.spread(several), runs=setting.run_ids)
+    tip = "" if delta.p is None else f"McNemar's exact test: p = {delta.p:.3g}"
+    return Entry(value=delta.value, spread=delta.spread(several), tip=tip, runs=setting.run_ids)
 
 
-def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
+def _p(without: Setting | None, setting: Setting, several: bool, delta: Estimate | None) -> Entry:
+    if several:
+        return p_entry(paired_differences(without, setting, ACCURACY))
+    return Entry("–", tone="absent") if delta is None or delta.p is None else Entry(value=delta.p)
+
+
+def _notes(results: Sequence[CellResult], several: bool, deltas: Sequence[Estimate]) -> Iterable[str]:
     configs = [result.cell.config for result in results]
     models = list(dict.fromkeys(config.model.name for config in configs))
     if len(models) == 1:
@@ -123,8 +152,7 @@ def _notes(results: Sequence[CellResult], several: bool) -> Iterable[str]:
     )
     if several:
         yield "p: two-sided paired t-test over seeds of the accuracy, with RC against without."
-    else:
-        yield "The error of Δ RC adds the two rows' errors as if independent; on the same pairs it is usually smaller."
+    yield from error_notes("Δ RC", several, deltas)
     pathways = "; ".join(f"({name}) {PATHWAYS[name]}" for name in ("i", "ii", "iii"))
     yield (
         f"Pathways: {pathways}; predicted for fresh pairs by the updates made, realised on the probe set, in shares of "

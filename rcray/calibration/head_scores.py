@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rcray.calibration.scores import Products, SideScores
+from rcray.data.layout import Layout
 from rcray.models.head import KEEP_BYTES, HeadPass, add_product
 
 Form = Literal["gram", "direct", "sketch"]
@@ -53,6 +54,25 @@ class HeadSums:
         """What was summed, once every chunk has passed."""
         assert self.w is not None and self.l is not None
         return SideScores([self.w], [self.l])
+
+
+def pair_products(applied: HeadPass, layout: Layout, weights: Tensor) -> list[Products]:
+    """The products of every pair of a layout apart: its own answers' scores, and no other pair's."""
+    vocabulary, hidden = applied.weight.shape
+    found = []
+    for pair, split in enumerate(layout.counts[0].tolist()):
+        tokens = torch.nonzero(layout.pair == pair).flatten()  # chosen ones come first
+        part, own = applied.of(tokens), weights[tokens]
+        if exact_form(len(tokens), hidden, vocabulary, applied.h.element_size(), alone=True) == "gram":
+            part.kept = torch.cat([residual.clone() for _, residual in part.residuals()])
+            found.append(gram_products(part, own, split))
+            continue
+        sums = HeadSums(own, split)
+        for rows, residual in part.residuals():
+            sums(part, rows, residual)
+        w, l = (side[0].double() for side in (sums.side_scores().w, sums.side_scores().l))  # noqa: E741
+        found.append(Products(*(float((a * b).sum()) for a, b in ((w, w), (l, l), (w, l)))))
+    return found
 
 
 def gram_products(applied: HeadPass, weights: Tensor, split: int) -> Products:

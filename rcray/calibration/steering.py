@@ -75,7 +75,7 @@ class UpdateSteering:
         self.steps = 0  # that the optimizer made
         self.realised = Drift()  # against reference likelihoods, where they are given
         self.foreseen = Move(0.0, 0.0)  # to first order, added up from look to look, where they are not
-        self.last: dict[str, Tensor] = {}  # weights and gradient of the last look
+        self.last: dict[str, Tensor] = {}  # weights, scores and gradient of the last look
         self.last_step = 0
         self.report: Steered | None = None  # of the coming step, once it is decided
         self.micro_batches = 0  # of the coming step, so far
@@ -98,9 +98,6 @@ class UpdateSteering:
     def _place(self) -> None:
         """Brings what a checkpoint held to where the model is."""
         device = self.parameters[0].device
-        self.rule.score_w, self.rule.score_l = (
-            s if s is None else s.to(device) for s in (self.rule.score_w, self.rule.score_l)
-        )
         self.last = {name: tensor.to(device) for name, tensor in self.last.items()}
 
     def _stepped(self) -> None:
@@ -128,7 +125,8 @@ class UpdateSteering:
         coming = self._look(loss, pairs, count, reduce) if looks else None
         guarding = self.guard is not None and self.drift.w < -self.guard
         preview = coming.preview if coming else self._between()
-        log_alpha = self.rule.decide(preview, self.coordinates.total, self.drift, guarding=guarding)
+        memory = seen_by(self.last["score_w"], self.last["score_l"], preview.kept(), self.coordinates.total)
+        log_alpha = self.rule.decide(memory, preview.settles, self.drift, guarding=guarding)
         if coming:
             self.last["gradient"], self.last_step = coming.gradient(log_alpha)[0], self.steps
         self.report = Steered(log_alpha, self.drift, looks, guarding)
@@ -143,7 +141,6 @@ class UpdateSteering:
             "share": self._share,
             "realised": [self.realised.w, self.realised.l, self.realised.weight],
             "foreseen": [self.foreseen.w, self.foreseen.l],
-            "scores": [self.rule.score_w, self.rule.score_l],
             "last": self.last,
         }
 
@@ -152,7 +149,6 @@ class UpdateSteering:
         self.rule.load_state_dict(state["rule"])
         self.steps, self.last_step, self._share = state["steps"], state["last_step"], state["share"]
         self.realised, self.foreseen = Drift(*state["realised"]), Move(*state["foreseen"])
-        self.rule.score_w, self.rule.score_l = state["scores"]
         self.last = dict(state["last"])
         self.report, self.micro_batches = None, 0
         if self.optimizer is not None:
@@ -161,35 +157,35 @@ class UpdateSteering:
     def _look(self, loss: Objective | PairLoss, pairs: PairLogps, count: float, reduce: Reduce | None) -> Foreseen:
         """The batch before it is trained on; the last one that was looked at judges its branches."""
         score_w, score_l = (self._score(z, count, reduce) for z in (pairs.z_w, pairs.z_l))
-        weights = self.coordinates.flat(self.parameters)
-        if self.last:
-            self._add_way(score_w, score_l, weights - self.last["weights"])
-        self.last = {"weights": weights}
+        weights, judge = self.coordinates.flat(self.parameters), self.last
+        if judge:
+            self._add_way(score_w, score_l, weights - judge["weights"])
+        self.last = {"weights": weights, "score_w": score_w, "score_l": score_l}
         per_pair = incentives(loss, pairs)
         sums = torch.stack([per_pair.d_w.sum(), per_pair.d_l.sum()]).double()
         d_w, d_l = (value / count for value in _total(sums, reduce))
-        judge_w, judge_l = self.rule.score_w, self.rule.score_l
         # In a branch all pairs weigh the same: so one gradient a side gives both scores and branches.
         coming = Foreseen(
-            score_w if judge_w is None else judge_w,
-            score_l if judge_l is None else judge_l,
+            judge.get("score_w", score_w),
+            judge.get("score_l", score_l),
             score_w * -d_w,
             score_l * d_l,
             self._preview(),
             self.clip_norm,
             self.coordinates.total,
         )
-        if judge_w is not None:
+        if judge:
             self.rule.look(coming)
-        self.rule.score_w, self.rule.score_l = score_w, score_l
         return coming
 
     def _add_way(self, score_w: Tensor, score_l: Tensor, way: Tensor) -> None:
         """Adds the move since the last look, by the mean of both ends; each leaves out what its own batch moved."""
-        assert self.rule.score_w is not None and self.rule.score_l is not None
         own = self._preview().traces(self.last["gradient"] * self._share, self.steps - self.last_step)
         total = self.coordinates.total
-        ends = seen_by(score_w, score_l, way, total), seen_by(self.rule.score_w, self.rule.score_l, way - own, total)
+        ends = (
+            seen_by(score_w, score_l, way, total),
+            seen_by(self.last["score_w"], self.last["score_l"], way - own, total),
+        )
         self.foreseen = Move(
             self.foreseen.w + sum(end.w for end in ends) / 2, self.foreseen.l + sum(end.l for end in ends) / 2
         )

@@ -28,7 +28,8 @@ from rcray.records.columns import Pathway, pathway_of
 
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
 DRIFT_MEMORY = 64.0  # pairs
-RESPONSE_WEIGHT = 0.15  # of a new look in the average
+RESPONSE_WEIGHT = 0.15  # of a new look in the average of what the branches do
+SCORE_WEIGHT = 0.3  # of a new look in the average of scores that predicts: they grow old as the model moves
 #: Bound of |log alpha|: past it one side is 400 times as heavy as the other, and no band was ever seen there.
 WIDEST_LOG_ALPHA = 3.0
 _HALVINGS = 14  # of the interval between the bounds: log alpha to 4e-4
@@ -240,6 +241,11 @@ def seen_by(score_w: Tensor, score_l: Tensor, update: Tensor, total: Callable[[T
     return Move(*total(torch.stack([score_w @ update, score_l @ update]).double()).tolist())
 
 
+def look_weight(looks: int, least: float = SCORE_WEIGHT) -> float:
+    """What the newest of so many looks weighs in an average over them: all alike at first, then as a running mean."""
+    return max(1 / looks, least)
+
+
 @dataclass
 class Drift:
     """How far fresh pairs are from where training began: an average that forgets pairs, not steps."""
@@ -277,17 +283,14 @@ class UpdateCalibrator:
         self.log_alpha = 0.0
         self.looks = 0
         self.response: Response | None = None  # averaged, of a gradient that lasts
-        self.score_w: Tensor | None = None  # of the last look
-        self.score_l: Tensor | None = None
 
     def look(self, foreseen: Foreseen) -> None:
         """Takes in what a look showed; a gradient that overflowed shows no response."""
-        self.score_w, self.score_l = foreseen.score_w, foreseen.score_l
         seen = foreseen.response(self.log_alpha)
         if not all(map(math.isfinite, seen.values())):
             return
         self.looks += 1
-        weight = max(1 / self.looks, RESPONSE_WEIGHT)
+        weight = look_weight(self.looks, RESPONSE_WEIGHT)
         settles = foreseen.preview.settles
         old = self.response or Response(0.0, 0.0, 0.0, 0.0)
         self.response = Response(
@@ -297,30 +300,23 @@ class UpdateCalibrator:
             )
         )
 
-    def decide(
-        self,
-        preview: AdamPreview | SgdPreview,
-        total: Callable[[Tensor], Tensor],
-        drift: Move,
-        *,
-        guarding: bool = False,
-    ) -> float:
-        """log alpha of the coming step; the last one where the branches do not pull q apart, or scores are not finite.
+    def decide(self, memory: Move | None, settles: float, drift: Move, *, guarding: bool = False) -> float:
+        """log alpha of the coming step; the last one where the branches do not pull q apart, or nothing is known yet.
 
-        `guarding`: the winner fell too far; q is the winner alone until it is back.
+        `memory` is the move that the optimizer's memory alone will make, `settles` its preview's. `guarding`: the
+        winner fell too far; q is the winner alone until it is back.
         """
-        if self.response is None or self.score_w is None or self.score_l is None:
+        if self.response is None or memory is None:
             return self.log_alpha
         share = 1.0 if guarding else self.loser_share
-        memory = seen_by(self.score_w, self.score_l, preview.kept(), total)
         wanted = memory.of(share) + drift.of(share) / HORIZON
-        b_w, b_l = (b / preview.settles for b in self.response.of(share))
+        b_w, b_l = (b / settles for b in self.response.of(share))
         if b_w > 0 and b_l > 0 and math.isfinite(wanted):
             self.log_alpha = _bounded(_solution(wanted, b_w, b_l))
         return self.log_alpha
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know, exact in JSON but for the scores of the last look."""
+        """What a resumed run must know, exact in JSON."""
         return {
             "log_alpha": self.log_alpha,
             "looks": self.looks,

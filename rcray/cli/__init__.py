@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from rcray import __version__
-from rcray.cli import before, cells, results  # in the order of the help; they add their commands to the program
+from rcray.cli import before, cells, diagnose, results  # in the order of the help; they add their commands
 from rcray.cli.shared import app
 from rcray.errors import EXIT_INTERRUPTED, RcrayError, printable
 from rcray.secrets import redact, redact_logs
 
-__all__ = ["app", "before", "cells", "main", "results"]
+__all__ = ["app", "before", "cells", "diagnose", "main", "results"]
 
 
 def main() -> None:

@@ -86,6 +86,7 @@ def objectives(json_: JsonOption = False) -> None:
                 "family": traits.family,
                 "needs_reference": traits.needs_reference,
                 "token_level": traits.token_level,
+                "takes_unpaired_rows": traits.separates,
                 "loss": traits.loss,
                 "d_w": traits.d_w and traits.d_w.text,
                 "d_l": traits.d_l and traits.d_l.text,

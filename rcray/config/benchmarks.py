@@ -13,6 +13,7 @@ Suite = Literal["published", "embedded"]
 
 #: Measured by rcray itself; rows under these names stand beside those of benchmarks.
 PREFERENCE = "preference"
+SAMPLES = "samples"  # answers of start and trained model; not a benchmark either
 ALPACA_EVAL = "alpaca_eval"
 
 

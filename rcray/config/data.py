@@ -4,7 +4,9 @@
 source decides by itself is filled in here, so that a run's identity has it spelled out.
 """
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -49,6 +51,11 @@ class DataConfig(Section):
     columns: Columns = Field(default_factory=Columns)
     revision: str | None = Field(None, description="commit, tag or branch of a hub dataset")
     path: str | None = Field(None, description="a local copy of the named dataset; not part of a run's identity")
+    exclude_rows: tuple[int, ...] | None = Field(
+        None,
+        description="training rows to leave out: their numbers, counting from 0 in the order of the source, or a file "
+        "of them as `rcray diagnose --write-filter` writes it; held-out rows stay as they are",
+    )
     bad_rows: Literal["drop", "fail"] = Field("drop", description="drop: count and name them; fail: stop at the first")
     difficulty: Literal["easy", "medium", "hard"] = Field(
         "medium", description="synthetic: how many words of the rejected answer are wrong; elsewhere without effect"
@@ -92,6 +99,18 @@ class DataConfig(Section):
         if isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is not a number")
         return value
+
+    @field_validator("exclude_rows", mode="before")
+    @classmethod
+    def _rows_may_lie_in_a_file(cls, given: Any) -> Any:
+        """The numbers themselves, so that a run has them wherever it is carried out."""
+        if isinstance(given, str):
+            given = _read_numbers(given)
+        if not isinstance(given, list | tuple):
+            return given
+        if wrong := [n for n in given if isinstance(n, bool) or not isinstance(n, int) or n < 0]:
+            raise ValueError(f"{wrong[0]!r} is not the number of a row: 0, 1, 2, ...")
+        return tuple(sorted(set(given))) or None
 
     @field_validator("name")
     @classmethod
@@ -154,6 +173,26 @@ class DataConfig(Section):
             without_effect.add("too_long")
         if self.bucketing == "none":
             without_effect.add("bucketing")
+        if self.exclude_rows:
+            digest = hashlib.sha256(repr(self.exclude_rows).encode()).hexdigest()[:12]
+            content["exclude_rows"] = f"{len(self.exclude_rows)} rows, {digest}"
         without_effect |= {name for name, usual in _LATER_FIELDS.items() if content[name] == usual}
         content["columns"] = {n: at for n, at in content["columns"].items() if _LATER_COLUMNS.get(n) != at}
         return {name: value for name, value in content.items() if name not in without_effect}
+
+
+def _read_numbers(name: str) -> list[int]:
+    """One row number a line; what follows a # says why it is there."""
+    try:
+        lines = Path(name).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise ValueError(f"{name}: cannot be read: {reason}; give a file with a row number a line, or a list") from None
+    numbers = []
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if text and not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{name}:{number}: {text[:40]!r} is not the number of a row")
+        if text:
+            numbers.append(int(text))
+    return numbers

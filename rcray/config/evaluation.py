@@ -23,6 +23,10 @@ class EvaluationConfig(Section):
     benchmarks: tuple[str, ...] = Field(
         (), description="published, embedded, names of benchmarks, any lm-eval task, or paths of task files"
     )
+    samples: int = Field(
+        0, ge=0, le=256, description="held-out prompts that start and trained model answer, greedily and by one draw"
+    )
+    sample_tokens: int = Field(128, ge=1, description="tokens of such an answer at most")
     limit: int | None = Field(None, ge=1, description="documents per task, for a first look; null: all of them")
     shots: int | None = Field(None, ge=0, description="examples in the prompt; null: as the benchmark is defined")
     chat_template: bool | None = Field(None, description="null: as the benchmark is defined; published: never")

@@ -292,7 +292,8 @@ class RunConfig(Section):
         """Optimizer steps of the whole run, less incomplete batches; None while only the data knows its size."""
         if self.data.train_pairs is None:
             return None
-        return self.train.epochs * (self.data.train_pairs // self.train.batch_size)
+        gone = len(self.data.exclude_rows or ()) if self.data.name == "synthetic" else 0  # elsewhere others are drawn
+        return self.train.epochs * ((self.data.train_pairs - gone) // self.train.batch_size)
 
 
 class Experiment(Section):

@@ -6,7 +6,7 @@ Nothing is held in memory: a split is read again every time it is iterated.
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -73,8 +73,9 @@ def load_pairs(config: DataConfig) -> PairSplits:
     rows = open_rows(config, config.split)
     if config.eval_split is not None:
         others = open_rows(config, config.eval_split)
+        kept = Stream(lambda: _without_excluded(read_pairs(rows, config), config))
         return PairSplits(
-            _drawn(Stream(lambda: read_pairs(rows, config)), rows.count, config).pairs(config),
+            _drawn(kept, rows.count, config).pairs(config),
             Stream(lambda: read_pairs(others, config)).pairs(config),
             lambda: content_key([rows.fingerprint(), others.fingerprint()], 64),
         )
@@ -89,7 +90,7 @@ def _synthetic(config: DataConfig) -> PairSplits:
     assert config.train_pairs is not None  # the configuration refuses it
     count = config.train_pairs
     return PairSplits(
-        Stream(lambda: split(TRAIN, count)).pairs(config),
+        Stream(lambda: _without_excluded(split(TRAIN, count), config)).pairs(config),
         Stream(lambda: split(HELD_OUT, config.eval_pairs)).pairs(config),
         lambda: f"synthetic {synthetic.VERSION}",
     )
@@ -122,7 +123,7 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
 
     def train() -> Iterator[Item | Skipped]:
         prompts = {_prompt_key(item) for item in held_out() if not isinstance(item, Skipped)}
-        for i, item in enumerate(read_pairs(rows, config)):
+        for i, item in enumerate(_without_excluded(read_pairs(rows, config), config)):
             if i in drawn():
                 continue
             if not isinstance(item, Skipped) and _prompt_key(item) in prompts:
@@ -160,6 +161,30 @@ def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stre
             yield from (found[rank] for rank in sorted(found))
 
     return Stream(start) if config.draws else stream
+
+
+def _without_excluded(items: Iterable[Item | Skipped], config: DataConfig) -> Iterator[Item | Skipped]:
+    """The same rows in the same places, those of `data.exclude_rows` left out."""
+    excluded, position = frozenset(config.exclude_rows or ()), -1
+    for position, item in enumerate(items):
+        if position in excluded and not isinstance(item, Skipped):
+            yield Skipped(item.row, "dropped excluded", "data.exclude_rows names it", bad=False)
+        else:
+            yield item
+    if excluded and max(excluded) > position:
+        raise DataError(
+            f"data.exclude_rows: row {max(excluded)} of a source whose rows are 0 to {position}",
+            fix="make the file again with `rcray diagnose --write-filter`",
+        )
+
+
+def row_numbers(config: DataConfig, names: Collection[str]) -> dict[str, int]:
+    """The numbers of these training rows, as `data.exclude_rows` counts them."""
+    if config.name == "synthetic":
+        return {name: int(name.rpartition("/")[2]) for name in names}
+    wanted = set(names)
+    rows = read_pairs(open_rows(config, config.split), config)
+    return {item.row: position for position, item in enumerate(rows) if item.row in wanted}
 
 
 def _good_rows(items: Iterable[Item | Skipped], among: set[int]) -> dict[int, bool]:

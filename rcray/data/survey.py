@@ -62,6 +62,7 @@ def _survey(settings: str, origin: str, template: str) -> Survey | None:
         labels = [item.label for item in pairs if isinstance(item, Answer)]
         if labels:  # as many pairs as the more frequent label has rows
             left = left * max(sum(labels), len(labels) - sum(labels)) // len(labels)
+        left = max(1, left - len(data.exclude_rows or ()))  # some of them may be held out
     except RcrayError:  # the run, or `init`, says what is wrong
         return None
     if not pairs:

@@ -8,7 +8,7 @@ other benchmarks were asked for; the model is loaded once for all of them. The n
 import contextlib
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -20,9 +20,10 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError, did_you_mean
 from rcray.evaluate.degenerate import benchmark_fault
 from rcray.evaluate.embedded import task_config
-from rcray.evaluate.harness_rows import rows_of
+from rcray.evaluate.harness_rows import documents_of, rows_of
 from rcray.models.sources import short_reason
 from rcray.records.evaluation import MetricRow
+from rcray.records.items import Items
 from rcray.records.states import State
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,13 @@ class LoadedTasks:
     leaves: tuple[str, ...]
 
 
-def run_benchmark(benchmark: Benchmark, lm: Any, settings: EvaluationConfig) -> list[MetricRow]:
-    """Asks one benchmark of a loaded model; a degenerate model gets rows without a value."""
+def run_benchmark(
+    benchmark: Benchmark, lm: Any, settings: EvaluationConfig, keep: Callable[[Items], None] | None = None
+) -> list[MetricRow]:
+    """Asks one benchmark of a loaded model; a degenerate model gets rows without a value.
+
+    `keep` takes the scores of every document.
+    """
     results = harness_results(benchmark, lm, settings)
     leaves = tuple(results["samples"])
     common = MetricRow(
@@ -58,6 +64,8 @@ def run_benchmark(benchmark: Benchmark, lm: Any, settings: EvaluationConfig) -> 
         limit=settings.limit,
     )
     rows = rows_of(benchmark, results, leaves, common)
+    if keep:
+        keep(documents_of(results["samples"], rows))
     reason, note = benchmark_fault(results["samples"])
     return [_with_fault(row, reason, note) for row in rows]
 

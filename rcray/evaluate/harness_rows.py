@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from rcray.config.benchmarks import Benchmark
 from rcray.errors import RcrayError, did_you_mean
 from rcray.records.evaluation import POOLED, MetricRow
+from rcray.records.items import Items
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,22 @@ def rows_of(
             )
         rows.append(row)
     return rows
+
+
+def documents_of(samples: Mapping[str, Sequence[Mapping[str, Any]]], rows: Sequence[MetricRow]) -> Items:
+    """The scores of every document behind the rows; lm-eval logs a document once for each answer extraction."""
+    scores: dict[str, dict[str, float]] = {}
+    tasks: dict[str, str] = {}
+    for task, logged in samples.items():
+        for sample in logged:
+            name = f"{task}/{sample['doc_id']}/{sample['doc_hash'][:12]}"
+            tasks[name], of_document = task, scores.setdefault(name, {})
+            for row in rows:
+                metric = row.metric.removesuffix(f".{row.filter}")
+                if sample["filter"] == row.filter and (score := _number(sample.get(metric))) is not None:
+                    of_document[row.metric] = score
+    columns = {row.metric: np.array([of.get(row.metric, math.nan) for of in scores.values()]) for row in rows}
+    return Items(tuple(scores), tuple(tasks.values()), columns)
 
 
 def _metrics(tasks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:

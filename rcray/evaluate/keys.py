@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig, content_key, run_id
-from rcray.config.benchmarks import PREFERENCE, Benchmark
+from rcray.config.benchmarks import PREFERENCE, SAMPLES, Benchmark
 from rcray.config.evaluation import EvaluationConfig
 from rcray.evaluate import embedded
 from rcray.evaluate.harness import harness_version
 
-PREFERENCE_VERSION = 2  # raised when the rows of held-out preference change
+PREFERENCE_VERSION = 3  # raised when the rows of held-out preference change
+SAMPLES_VERSION = 1  # raised when the same models would give other samples
 BENCHMARK_VERSION = 1  # raised when the rows of benchmarks change
 _LENGTH = 24
 
@@ -21,6 +22,12 @@ _LENGTH = 24
 def preference_key(config: RunConfig, weights: str) -> str:
     """Held-out preference of one run."""
     return content_key([PREFERENCE, PREFERENCE_VERSION, run_id(config), weights], _LENGTH)
+
+
+def samples_key(config: RunConfig, settings: EvaluationConfig, weights: str) -> str:
+    """Samples of one run."""
+    asked = [settings.samples, settings.sample_tokens]
+    return content_key([SAMPLES, SAMPLES_VERSION, asked, run_id(config), weights], _LENGTH)
 
 
 def benchmark_key(benchmark: Benchmark, settings: EvaluationConfig, weights: str) -> str:

@@ -2,7 +2,9 @@
 
 Legend: z~ = z of the trained model minus z of the model it started from, per held-out pair, in the run's reduction;
 m~ = z~_w - z~_l. p = sigmoid(beta m~) is the probability the trained policy implies for "chosen is better", with the
-objective's own beta (1 where it has none). Intervals are 95% percentile bootstrap over pairs, seeded.
+objective's own beta (1 where it has none). `accuracy` counts margins that grew, m~ > 0; `ranking` counts pairs whose
+chosen answer is the likelier one, z_w > z_l, as sums and per token, whatever the start model said of them. Intervals
+are 95% percentile bootstrap over pairs, seeded.
 """
 
 import math
@@ -14,6 +16,7 @@ import numpy as np
 from rcray.config.benchmarks import PREFERENCE
 from rcray.evaluate.bootstrap import Interval, bootstrap
 from rcray.records.evaluation import MetricRow
+from rcray.records.items import Items
 from rcray.records.states import State
 
 CALIBRATION_BINS = 10  # of the confidence, equally wide between 0.5 and 1
@@ -21,18 +24,48 @@ CALIBRATION_BINS = 10  # of the confidence, equally wide between 0.5 and 1
 
 @dataclass(frozen=True)
 class Shifts:
-    """Change of both likelihoods and both lengths, [pairs]."""
+    """Likelihoods of held-out pairs under the start model and under the trained one, and both lengths, [pairs]."""
 
-    shift_w: np.ndarray
-    shift_l: np.ndarray
+    start_w: np.ndarray  # sums of log-probabilities
+    start_l: np.ndarray
+    trained_w: np.ndarray
+    trained_l: np.ndarray
     n_w: np.ndarray
     n_l: np.ndarray
+    rows: tuple[str, ...]  # the pairs' names in their data
+    per_token: bool = False  # the run's reduction: means instead of sums
     beta: float = 1.0
+
+    @property
+    def shift_w(self) -> np.ndarray:
+        """z~_w per pair."""
+        return (self.trained_w - self.start_w) / (self.n_w if self.per_token else 1)
+
+    @property
+    def shift_l(self) -> np.ndarray:
+        """z~_l per pair."""
+        return (self.trained_l - self.start_l) / (self.n_l if self.per_token else 1)
 
     @property
     def margin(self) -> np.ndarray:
         """m~ per pair."""
         return self.shift_w - self.shift_l
+
+    def per_pair(self) -> dict[str, np.ndarray]:
+        """The metrics that are means over pairs."""
+        return {
+            "accuracy": (self.margin > 0).astype(float),
+            "margin": self.margin,
+            "drift_w": self.shift_w,
+            "drift_l": self.shift_l,
+            "ranking": (self.trained_w > self.trained_l).astype(float),
+            "ranking_per_token": (self.trained_w / self.n_w > self.trained_l / self.n_l).astype(float),
+        }
+
+    def items(self) -> Items:
+        """What is kept of every pair."""
+        names = ("start_w", "start_l", "trained_w", "trained_l", "n_w", "n_l")
+        return Items(self.rows, ("",) * len(self.rows), {name: getattr(self, name) for name in names} | self.per_pair())
 
 
 def preference_rows(shifts: Shifts, *, is_reference: bool = False) -> list[MetricRow]:
@@ -44,21 +77,20 @@ def preference_rows(shifts: Shifts, *, is_reference: bool = False) -> list[Metri
     bad = int((~np.isfinite(margin)).sum())
     if bad:
         reason = f"{bad} of {len(margin)} held-out pairs have a non-finite likelihood"
-        names = ("accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation")
+        names = (*shifts.per_pair(), "brier", "ece", "length_correlation")
         return [MetricRow(PREFERENCE, name, None, None, len(margin), State.DEGENERATE, reason) for name in names]
+    means = {name: _mean_row(name, values) for name, values in shifts.per_pair().items()}
     if is_reference:
         reason = "the start model is its own reference"
-        of_ranking = ("accuracy", "brier", "ece", "length_correlation")
-        undefined = [MetricRow(PREFERENCE, n, None, None, len(margin), State.UNDEFINED, reason) for n in of_ranking]
-        parts = {"margin": margin, "drift_w": shifts.shift_w, "drift_l": shifts.shift_l}
-        return [undefined[0], *(_mean_row(name, values) for name, values in parts.items()), *undefined[1:]]
+        of_margins = ("accuracy", "brier", "ece", "length_correlation")
+        undefined = {
+            name: MetricRow(PREFERENCE, name, None, None, len(margin), State.UNDEFINED, reason) for name in of_margins
+        }
+        return list((means | undefined).values())
     probability = 1 / (1 + np.exp(-shifts.beta * np.clip(margin, -700 / shifts.beta, 700 / shifts.beta)))
     note = f"implied probability sigmoid({shifts.beta:g} m~)"
     return [
-        _mean_row("accuracy", (margin > 0).astype(float)),
-        _mean_row("margin", margin),
-        _mean_row("drift_w", shifts.shift_w),
-        _mean_row("drift_l", shifts.shift_l),
+        *means.values(),
         _mean_row("brier", (1 - probability) ** 2, note),
         _row("ece", margin, lambda draws: _calibration_error(probability[draws]), note),
         _length_row(margin, (shifts.n_w - shifts.n_l).astype(float)),

@@ -8,7 +8,9 @@ from rcray.config import RunConfig, run_id
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, RcrayError
 from rcray.evaluate.stage import Outcome, evaluate_run
+from rcray.faults import ended_by_device_faults
 from rcray.store import Store
+from rcray.train.mirror import Mirror, pushed
 
 #: What is done to one run: `work(config, store, settings)`, in a process of its own.
 Work = Callable[[RunConfig, Store, EvaluationConfig], Any]
@@ -20,7 +22,10 @@ def evaluate_remotely(config: RunConfig, store: Store, settings: EvaluationConfi
     """One run, on the cluster this process belongs to."""
     import ray
 
-    return ray.get(_submit(evaluate_run, config, store, settings))
+    outcome = ray.get(_submit(evaluate_run, config, store, settings))
+    if mirror := Mirror.of(config, store.run(run_id(config))):  # measured on another disk, perhaps
+        mirror.pull()
+    return outcome
 
 
 def evaluate_many(
@@ -89,4 +94,8 @@ def _submit(work: Work, config: RunConfig, store: Store, settings: EvaluationCon
 
 def _task(work: Work, config: dict[str, Any], store: Store, settings: dict[str, Any]) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return work(RunConfig.model_validate(config), store, EvaluationConfig.model_validate(settings))
+    run_config = RunConfig.model_validate(config)
+    if mirror := Mirror.of(run_config, store.run(run_id(run_config))):
+        mirror.pull()
+    with ended_by_device_faults(), pushed(mirror):
+        return work(run_config, store, EvaluationConfig.model_validate(settings))

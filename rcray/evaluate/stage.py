@@ -1,22 +1,24 @@
 """Everything that is measured on one finished run: each model loaded once, each number measured once.
 
-STORE/cache/evaluation/KEY.json   rows of one benchmark, by what they depend on
-STORE/runs/RUN_ID/evaluation.json all rows of a run, and which keys they came from
+STORE/cache/evaluation/KEY.json         rows of one benchmark, by what they depend on; KEY.parquet: what they sum up
+STORE/runs/RUN_ID/evaluation.json       all rows of a run, and which keys they came from
+STORE/runs/RUN_ID/items/KEY.parquet     every pair or document behind them
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig, run_id
-from rcray.config.benchmarks import PREFERENCE, Benchmark
+from rcray.config.benchmarks import PREFERENCE, SAMPLES, Benchmark
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
-from rcray.evaluate.keys import benchmark_key, preference_key
+from rcray.evaluate.keys import benchmark_key, preference_key, samples_key
 from rcray.evaluate.preference import Shifts, preference_rows
+from rcray.files import write_atomic
 from rcray.models.chain import read_chain
 from rcray.records.evaluation import (
     Measured,
@@ -26,6 +28,7 @@ from rcray.records.evaluation import (
     write_evaluation,
     write_measured,
 )
+from rcray.records.items import Items, write_items
 from rcray.records.progress import EVALUATION, report, reporting
 from rcray.records.states import State
 from rcray.store import RunDir, Store
@@ -33,11 +36,11 @@ from rcray.store import RunDir, Store
 
 @dataclass(frozen=True)
 class Measurement:
-    """One thing to measure: held-out preference, or a benchmark."""
+    """One thing to measure: held-out preference, samples, or a benchmark."""
 
     name: str
     key: str
-    benchmark: Benchmark | None = None  # None: held-out preference
+    benchmark: Benchmark | None = None  # None: held-out preference, or samples
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,15 @@ class EvaluationStage:
             wanted = wanted_measurements(config, run, self.settings)
         except ModelError:  # an incomplete chain: measuring names the missing piece
             return False
-        return all(have.get(measurement.name) == measurement.key for measurement in wanted)
+        return all(have.get(m.name) == m.key and not _lacks_texts(m, run) for m in wanted)
 
 
 def wanted_measurements(config: RunConfig, run: RunDir, settings: EvaluationConfig) -> list[Measurement]:
     """What the settings ask of a run, with the key of each. Raises ModelError for an incomplete adapter chain."""
     weights = read_chain(run.final)["key"]
     wanted = [Measurement(PREFERENCE, preference_key(config, weights))] if settings.preference else []
+    if settings.samples:
+        wanted.append(Measurement(SAMPLES, samples_key(config, settings, weights)))
     return wanted + [
         Measurement(benchmark.name, benchmark_key(benchmark, settings, weights), benchmark)
         for benchmark in settings.resolved()
@@ -111,6 +116,8 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
     rows: dict[str, Sequence[MetricRow]] = {}
     fault: str | None = None
     for measurement in wanted:
+        if _lacks_texts(measurement, run):
+            continue
         if known := recover_measured(_cached(store, measurement.key)):
             rows[measurement.name] = known.rows
             fault = fault or known.fault
@@ -122,15 +129,19 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         try:
             with reporting(run.path):
                 report(EVALUATION, i, len(todo))
-                measured = tuple(subject.measure(measurement.benchmark))
+                measured = tuple(subject.measure(measurement))
         except (ConfigError, DataError) as error:  # of this benchmark; the model and the others are sound
             errors.append(error)
             continue
         rows[measurement.name] = measured
         fault = subject.fault or fault
         entry = Measured(measurement.name, measured, fault, time.time() - begun)
+        if subject.items is not None:
+            write_items(_cached(store, measurement.key).with_suffix(".parquet"), subject.items)
         write_measured(_cached(store, measurement.key), entry)
-    every = _keep(run, {m.name: m.key for m in wanted if m.name in rows}, rows)
+    keys = {m.name: m.key for m in wanted if m.name in rows}
+    _keep_items(run, store, keys.values())
+    every = _keep(run, keys, rows)
     if errors:
         raise errors[0]
     return Outcome(
@@ -144,8 +155,21 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
     )
 
 
+def _lacks_texts(measurement: Measurement, run: RunDir) -> bool:
+    """Whether these are samples whose texts are not in the run's directory: their numbers alone show nothing."""
+    return measurement.name == SAMPLES and not run.samples.is_file()
+
+
 def _cached(store: Store, key: str) -> Path:
     return store.cache / "evaluation" / f"{key}.json"
+
+
+def _keep_items(run: RunDir, store: Store, keys: Iterable[str]) -> None:
+    """Puts what was said of each item beside the run's rows; measurements of earlier versions kept nothing."""
+    for key in keys:
+        kept = _cached(store, key).with_suffix(".parquet")
+        if kept.is_file() and not run.items(key).is_file():
+            write_atomic(run.items(key), kept.read_bytes())
 
 
 def add_rows(run: RunDir, name: str, key: str, rows: Sequence[MetricRow]) -> None:
@@ -170,13 +194,19 @@ class Subject:
         self.run = store.run(run_id(config))
         self.loads = 0
         self.fault: str | None = None
+        self.items: Items | None = None  # behind the rows of the last measurement
         self._model: Any = None
         self._harness: Any = None
 
-    def measure(self, benchmark: Benchmark | None) -> list[MetricRow]:
-        """Rows of held-out preference (None) or of one benchmark."""
+    def measure(self, measurement: Measurement) -> list[MetricRow]:
+        """Rows of one measurement."""
+        benchmark, self.items = measurement.benchmark, None
+        if measurement.name == SAMPLES:
+            return self._samples()
         if benchmark is None:
-            rows = preference_rows(self._shifts(), is_reference=self.config.is_start_model)
+            shifts = self._shifts()
+            self.items = shifts.items()
+            rows = preference_rows(shifts, is_reference=self.config.is_start_model)
             self.fault = next((row.reason for row in rows if row.status is State.DEGENERATE), None)
             return rows
         from rcray.evaluate.harness import run_benchmark
@@ -184,7 +214,10 @@ class Subject:
         harness = self._open()
         if self.fault is not None:
             return [MetricRow(benchmark.name, benchmark.metric or "score", status=State.DEGENERATE, reason=self.fault)]
-        return run_benchmark(benchmark, harness, self.settings)
+        return run_benchmark(benchmark, harness, self.settings, self._take_items)
+
+    def _take_items(self, items: Items) -> None:
+        self.items = items
 
     def _open(self) -> Any:
         from rcray.evaluate.backends import open_transformers, open_vllm
@@ -210,6 +243,29 @@ class Subject:
             self._model = load_trained(self.run.final, self.store.cache, device=_device())
         return self._model
 
+    def _samples(self) -> list[MetricRow]:
+        """Both models answer the same prompts; the texts go into the run's directory."""
+        from rcray.data.prepare import prepare_data
+        from rcray.evaluate.degenerate import model_fault
+        from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
+        from rcray.models.adapters import adapters_off
+        from rcray.models.load import load_model
+        from rcray.records.samples import write_samples
+
+        config, cache = self.config, self.store.cache
+        trained = self._loaded()
+        if fault := model_fault(trained.model, trained.tokenizer):
+            self.fault = fault
+            return [MetricRow(SAMPLES, "flagged_trained", status=State.DEGENERATE, reason=fault)]
+        pairs = sampled_pairs(prepare_data(config.data, trained.tokenizer, cache).held_out.pairs, self.settings.samples)
+        after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings)
+        base = trained if config.model.trains_adapters else load_model(config.model, cache, device=_device())
+        with adapters_off(base.model):
+            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings)
+        samples = samples_of(trained.tokenizer, pairs, before, after)
+        write_samples(self.run.samples, samples)
+        return sample_rows(samples)
+
     def _shifts(self) -> Shifts:
         from rcray.data.prepare import prepare_data
         from rcray.models.load import load_model
@@ -224,12 +280,16 @@ class Subject:
         count = len(data.pairs)
         say = partial(report, EVALUATION, total=count)
         logps = pair_logps(self._loaded().model, data, range(count), device, say)
-        shift_w, shift_l = logps.sum_w - reference.sum_w, logps.sum_l - reference.sum_l
-        if config.likelihood == "mean":
-            shift_w, shift_l = shift_w / reference.n_w, shift_l / reference.n_l
-        beta = getattr(config.objective, "beta", None)
         return Shifts(
-            shift_w.numpy(), shift_l.numpy(), reference.n_w.numpy(), reference.n_l.numpy(), float(beta) if beta else 1.0
+            start_w=reference.sum_w.numpy(),
+            start_l=reference.sum_l.numpy(),
+            trained_w=logps.sum_w.numpy(),
+            trained_l=logps.sum_l.numpy(),
+            n_w=reference.n_w.numpy(),
+            n_l=reference.n_l.numpy(),
+            rows=tuple(pair.row for pair in data.pairs),
+            per_token=config.likelihood == "mean",
+            beta=float(getattr(config.objective, "beta", None) or 1.0),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rcray.data.layout import Layout
 from rcray.models.blocks import AdapterBlock
-from rcray.models.head import HeadPass, OnResiduals, head_pass
+from rcray.models.head import HeadPass, OnLogits, OnResiduals, head_pass
 
 FLEX = "flex_attention"  # as transformers calls it
 #: Leaving prompts out of a layer is worth it from this share of a row on: picking and putting back is not free.
@@ -55,6 +55,7 @@ def answer_logps(
     mlp: nn.Module | None = None,
     scores: bool = False,
     on_residuals: OnResiduals | None = None,
+    on_logits: OnLogits | None = None,
 ) -> tuple[Tensor, HeadPass]:
     """Log-probabilities of the answer tokens, [answers], and the head's pass they came from.
 
@@ -64,9 +65,11 @@ def answer_logps(
         mlp: the last block's feed-forward layer, where it may leave out the prompts (`Capabilities.short_mlp`).
         scores: whether the pass will be asked for the head's scores.
         on_residuals: called with the head's residuals as they pass.
+        on_logits: called with its logits as they pass.
     """
     hidden = answer_hidden(model, layout, mlp)
-    return head_pass(model.get_output_embeddings(), hidden, layout.targets, scores=scores, on_residuals=on_residuals)
+    head, targets = model.get_output_embeddings(), layout.targets
+    return head_pass(head, hidden, targets, scores=scores, on_residuals=on_residuals, on_logits=on_logits)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class HeadPass:
     wants_residuals: bool  # for the gradient of a trained head, or for scores
     #: Called with this pass and each chunk's rows and residuals while they are at hand.
     on_residuals: "OnResiduals | None" = None
+    on_logits: "OnLogits | None" = None  # the same with the logits, which it must leave as they are
     logp: Tensor = field(init=False)
     normaliser: Tensor = field(init=False)
     unit: Tensor | None = field(init=False, default=None)
@@ -63,6 +64,8 @@ class HeadPass:
         for rows in _chunks(self.h, self.weight):
             block = self.kept[rows] if buffer is None else buffer  # type: ignore[index]
             logits = _logits(block, self.h[rows], self.weight, self.bias)
+            if self.on_logits:
+                self.on_logits(self, rows, logits)
             target = self.y[rows, None]
             picked = logits.gather(1, target).squeeze(1)
             top = logits.amax(-1)
@@ -78,6 +81,12 @@ class HeadPass:
                 self.kept[rows] = narrow  # type: ignore[index]
             if self.on_residuals:
                 self.on_residuals(self, rows, narrow)
+
+    def of(self, tokens: Tensor) -> "HeadPass":
+        """The same pass of some of its tokens; their residuals are recomputed."""
+        part = HeadPass(self.h[tokens], self.weight, self.bias, self.y[tokens], wants_residuals=True)
+        part.logp, part.normaliser = self.logp[tokens], self.normaliser[tokens]
+        return part
 
     def residuals(self) -> Iterator[tuple[slice, Tensor]]:
         """All residuals, chunk by chunk: kept or recomputed."""
@@ -102,6 +111,7 @@ class HeadPass:
 
 
 OnResiduals = Callable[[HeadPass, slice, Tensor], None]
+OnLogits = Callable[[HeadPass, slice, Tensor], None]
 
 #: Columns of a sketch: log r* is off by about 0.02 and rho by 0.01 at 32, on the head of a real model.
 SKETCH_COLUMNS = 32
@@ -163,9 +173,15 @@ class _HeadLogp(torch.autograd.Function):
         return grad_h, grad_weight, grad_bias, None, grad_probe, None, None
 
 
-def head_logps(head: nn.Module, hidden: Tensor, targets: Tensor, sketch: Sketch | None = None) -> Tensor:
+def head_logps(
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    sketch: Sketch | None = None,
+    on_logits: OnLogits | None = None,
+) -> Tensor:
     """Log-probability of each target under the head, [tokens]; float32 or better."""
-    return head_pass(head, hidden, targets, sketch=sketch)[0]
+    return head_pass(head, hidden, targets, sketch=sketch, on_logits=on_logits)[0]
 
 
 def head_pass(
@@ -175,6 +191,7 @@ def head_pass(
     *,
     scores: bool = False,
     on_residuals: OnResiduals | None = None,
+    on_logits: OnLogits | None = None,
     sketch: Sketch | None = None,
 ) -> tuple[Tensor, HeadPass]:
     """Log-probabilities with their graph, and the pass they came from; `scores`: its residuals will be read."""
@@ -194,6 +211,7 @@ def head_pass(
         targets,
         wants,
         on_residuals,
+        on_logits,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         return _HeadLogp.apply(hidden, weight, bias, projected, probe, applied, grad), applied

@@ -15,6 +15,7 @@ from rcray.data.batch import Batch, collate
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, packed, two_rows, worth_packing
 from rcray.models.capabilities import Capabilities, capabilities_of
+from rcray.models.distribution import Watch
 from rcray.models.forward import answer_logps
 from rcray.models.likelihood import side_logps
 
@@ -53,10 +54,11 @@ def pair_sums(
     index: Sequence[int],
     device: torch.device,
     on_pairs: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
 ) -> Tensor:
     """Summed log-likelihoods and lengths of both answers, [4, pairs] in double, in the order of `index`.
 
-    `on_pairs` is told after each forward how many pairs are done.
+    `on_pairs` is told after each forward how many pairs are done; `watch` sees the chosen answers' distributions.
     """
     place = {int(i): column for column, i in enumerate(index)}
     found = torch.empty(4, len(place), dtype=torch.float64)
@@ -64,7 +66,7 @@ def pair_sums(
     with torch.no_grad():
         for rows in token_batches(lengths, [int(i) for i in index], budget(device)):
             columns = torch.tensor([place[i] for i in rows])
-            found[:, columns] = batch_sums(model, collate(pairs, rows).to(device), allowed).double().cpu()
+            found[:, columns] = batch_sums(model, collate(pairs, rows).to(device), allowed, watch).double().cpu()
             done += len(rows)
             if on_pairs:
                 on_pairs(done)
@@ -72,28 +74,38 @@ def pair_sums(
 
 
 def one_batch_sums(
-    model: Any, pairs: Sequence[EncodedPair], lengths: np.ndarray, index: Sequence[int], device: torch.device
+    model: Any,
+    pairs: Sequence[EncodedPair],
+    lengths: np.ndarray,
+    index: Sequence[int],
+    device: torch.device,
+    watch: Watch | None = None,
 ) -> Tensor:
     """The same in one forward a side, always of one shape: for compiled blocks, and for shards that move together."""
     batch = collate(pairs, index).to(device)
     with torch.no_grad():
-        sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
+        return _side_sums(model, batch, watch)
+
+
+def _side_sums(model: Any, batch: Batch, watch: Watch | None) -> Tensor:
+    chosen = side_logps(model, batch.chosen, on_logits=watch.see if watch else None)
+    sides = [chosen, side_logps(model, batch.rejected)]
     return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
 
 
-def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None) -> Tensor:
+def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None, watch: Watch | None = None) -> Tensor:
     """Sums of both answers' log-probabilities and their lengths, [4, pairs], in one forward where the head is plain."""
     allowed = allowed or capabilities_of(model)
     if not allowed.plain_head:
-        sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
-        return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
+        return _side_sums(model, batch, watch)
     device = batch.index.device
-    layout = _laid_out(batch.to(torch.device("cpu")), allowed).to(device)
-    logp, _ = answer_logps(model, layout)
+    layout = laid_out(batch.to(torch.device("cpu")), allowed).to(device)
+    logp, _ = answer_logps(model, layout, on_logits=watch.first(layout.split) if watch else None)
     sums = [layout.matrix(logp, side).sum(1) for side in (CHOSEN, REJECTED)]
     return torch.stack([*sums, *layout.counts.to(logp.dtype)])
 
 
-def _laid_out(batch: Batch, allowed: Capabilities) -> Layout:
+def laid_out(batch: Batch, allowed: Capabilities) -> Layout:
+    """Packed rows where the model allows them and they spare enough, otherwise two rows a pair."""
     fits = allowed.window is None or longest_row(batch) <= allowed.window
     return packed(batch) if fits and worth_packing(batch) and allowed.packs_rows else two_rows(batch)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rcray.data.batch import Side
 from rcray.models.capabilities import capabilities_of
 from rcray.models.forward import body_of
-from rcray.models.head import head_logps
+from rcray.models.head import OnLogits, head_logps
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class SideLogps:
         return self.mask.sum(-1)
 
 
-def side_logps(model: Any, side: Side, *, keep_distribution: bool = False) -> SideLogps:
+def side_logps(
+    model: Any, side: Side, *, keep_distribution: bool = False, on_logits: OnLogits | None = None
+) -> SideLogps:
     """One forward of prompt + answer; softmax in float32 whatever the model's dtype.
 
     The head is applied to answer positions only, in chunks, unless the whole distribution is asked for or the model
@@ -47,7 +49,7 @@ def side_logps(model: Any, side: Side, *, keep_distribution: bool = False) -> Si
     hidden = body_of(model)(input_ids=side.ids, attention_mask=side.attention, use_cache=False).last_hidden_state
     answer = mask.bool()
     head = model.get_output_embeddings()
-    picked = head_logps(head, hidden[:, :-1][answer], side.ids[:, 1:][answer], allowed.sketch)
+    picked = head_logps(head, hidden[:, :-1][answer], side.ids[:, 1:][answer], allowed.sketch, on_logits)
     return SideLogps(
         torch.zeros(mask.shape, dtype=picked.dtype, device=picked.device).masked_scatter(answer, picked), mask
     )

@@ -1,16 +1,19 @@
 """`ledger.json`, what became of every cell of a sweep, and `stopped.json`, which of them its search gave up."""
 
+import json
+import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rcray.files import read_json, recover_json, write_json
+from rcray.files import read_json, recover_json, write_atomic, write_json
 from rcray.records.parsing import parser
 from rcray.records.states import FINISHED, State
 
 LEDGER = "ledger.json"
 _STOPPED = "stopped.json"
+_NO_CELLS = "[]\n}"  # how the JSON of a ledger without cells ends
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,31 @@ def read_ledger(experiment: Path) -> Ledger:
     return read_json(experiment / LEDGER, Ledger(), parse=_parse)
 
 
+class LedgerFile:
+    """The ledger in an experiment's directory, written again and again: only what changed is rendered again."""
+
+    def __init__(self, experiment: Path):
+        self._path = experiment / LEDGER
+        self._rendered: dict[str, tuple[LedgerEntry, str]] = {}
+
+    def write(self, ledger: Ledger) -> None:
+        """Replaces the file."""
+        frame = json.dumps({"updated": ledger.updated, "tally": ledger.tally(), "cells": []}, indent=2)
+        cells = ",\n".join(map(self._render, ledger.cells))
+        content = f"{frame.removesuffix(_NO_CELLS)}[\n{cells}\n  ]\n}}" if cells else frame
+        write_atomic(self._path, content + "\n")
+
+    def _render(self, entry: LedgerEntry) -> str:
+        before = self._rendered.get(entry.run_id)
+        if before is None or before[0] is not entry:
+            text = textwrap.indent(json.dumps(asdict(entry), indent=2, ensure_ascii=False), "    ")
+            before = self._rendered[entry.run_id] = (entry, text)
+        return before[1]
+
+
 def write_ledger(experiment: Path, ledger: Ledger) -> None:
     """Writes the ledger into an experiment's directory."""
-    cells = [asdict(entry) for entry in ledger.cells]
-    write_json(experiment / LEDGER, {"updated": ledger.updated, "tally": ledger.tally(), "cells": cells})
+    LedgerFile(experiment).write(ledger)
 
 
 def read_stopped(experiment: Path) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """A sweep's ledger from its cells and their runs, and how it is shown."""
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from rcray.records.ledger import Ledger, LedgerEntry
+from rcray.records.ledger import Ledger, LedgerEntry, LedgerFile, read_stopped
 from rcray.records.progress import TRAINING, read_progress
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import winner_lost
@@ -22,51 +24,95 @@ _COLOURS = {
 }
 
 
-def build_ledger(
-    cells: Sequence[Cell],
-    store: Store,
-    *,
-    stopped: Mapping[str, str],
-    running: Sequence[str] = (),
-    cached: Sequence[str] = (),
-) -> Ledger:
-    """The ledger as the store has it now.
+def build_ledger(cells: Sequence[Cell], store: Store, *, stopped: Mapping[str, str]) -> Ledger:
+    """The ledger as the store has it now; `stopped` are runs that the experiment's search ended early, and why."""
+    return Ledger(tuple(_entry(cell, store, stopped) for cell in cells), time.time())
 
-    Args:
-        cells: the experiment's.
-        store: where their runs are.
-        stopped: runs that the experiment's search stopped early, and why.
-        running: runs that this sweep carries out; those whose process reports are running, and no others.
-        cached: runs that were finished before this command.
+
+class LiveLedger:
+    """The ledger of a sweep under way: what neither runs nor has just ended is not read again.
+
+    Whoever carries out cells says so (`start`, `end`); another thread may ask for the ledger meanwhile.
     """
 
-    def state_of(run_id: str, state: State) -> State:
-        if state is State.OK and run_id in cached:
-            return State.CACHED
-        if state in (State.RUNNING, State.PENDING):
-            return State.STOPPED if run_id in stopped else State.PENDING
-        return state
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        store: Store,
+        directory: Path,
+        cached: Collection[str] = (),
+        fetch: Callable[[Collection[str], Collection[str]], None] = lambda running, ended: None,
+    ):
+        """Reads every run once.
 
-    def entry_of(cell: Cell) -> LedgerEntry:
-        run = store.run(cell.run_id)
-        record = run.read_status()
-        doing = read_progress(run.path) if cell.run_id in running else None
-        state = State.RUNNING if doing else state_of(cell.run_id, record.status)
-        return LedgerEntry(
-            cell.run_id,
-            cell.label,
-            state,
-            doing.done if doing and doing.phase == TRAINING else record.step,
-            cell.config.total_steps if record.total_steps is None else record.total_steps,
-            record.seconds,
-            record.in_band,
-            error=redact(record.error) if state in UNSUCCESSFUL else "",
-            note="; ".join(filter(None, [stopped.get(cell.run_id) or run.read_adjusted().note, winner_lost(record)])),
-            varied=cell.varied,
-            doing=doing.text if doing else "",
-        )
+        Args:
+            cells: the experiment's.
+            store: where their runs are.
+            directory: the experiment's, where the ledger is written.
+            cached: runs that were finished before this command.
+            fetch: called before runs are read, with those that run and those that have ended since.
+        """
+        self._cells = {cell.run_id: cell for cell in cells}
+        self._store, self._directory, self._cached, self._fetch = store, directory, frozenset(cached), fetch
+        self._file = LedgerFile(directory)
+        self._entries: dict[str, LedgerEntry] = {}
+        self._running: set[str] = set()
+        self._ended: set[str] = set(self._cells)
+        self._lock = threading.Lock()
 
-    return Ledger(tuple(map(entry_of, cells)), time.time())
+    def start(self, run_id: str) -> None:
+        """Somebody is at this cell now."""
+        with self._lock:
+            self._running.add(run_id)
+
+    def end(self, *run_ids: str) -> None:
+        """Nobody is at these cells any more, however it ended."""
+        with self._lock:
+            self._running.difference_update(run_ids)
+            self._ended.update(run_ids)
+
+    def refresh(self) -> Ledger:
+        """The ledger as it is now, also written. Of the cells under way those whose process reports are running."""
+        with self._lock:
+            running, ended = set(self._running), self._ended
+            self._ended = set()
+        self._fetch(running, ended)
+        stopped = read_stopped(self._directory)
+        for run_id in [run_id for run_id in self._cells if run_id in running or run_id in ended]:
+            self._entries[run_id] = _entry(
+                self._cells[run_id], self._store, stopped, running=run_id in running, cached=run_id in self._cached
+            )
+        ledger = Ledger(tuple(self._entries.values()), time.time())
+        self._file.write(ledger)
+        return ledger
+
+
+def _entry(
+    cell: Cell, store: Store, stopped: Mapping[str, str], *, running: bool = False, cached: bool = False
+) -> LedgerEntry:
+    run = store.run(cell.run_id)
+    record = run.read_status()
+    doing = read_progress(run.path) if running else None
+    state = record.status
+    if doing:
+        state = State.RUNNING
+    elif state is State.OK and cached:
+        state = State.CACHED
+    elif state in (State.RUNNING, State.PENDING):
+        state = State.STOPPED if cell.run_id in stopped else State.PENDING
+    return LedgerEntry(
+        cell.run_id,
+        cell.label,
+        state,
+        doing.done if doing and doing.phase == TRAINING else record.step,
+        cell.config.total_steps if record.total_steps is None else record.total_steps,
+        record.seconds,
+        record.in_band,
+        error=redact(record.error) if state in UNSUCCESSFUL else "",
+        note="; ".join(filter(None, [stopped.get(cell.run_id) or run.read_adjusted().note, winner_lost(record)])),
+        varied=cell.varied,
+        doing=doing.text if doing else "",
+    )
 
 
 def ledger_table(ledger: Ledger, title: str) -> Any:

@@ -6,24 +6,28 @@ good by the others. What is small is left to the first cell that needs it.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from rcray.config import RunConfig, content_key
+from rcray.config import RunConfig, content_key, run_id
+from rcray.faults import ended_by_device_faults
 from rcray.store import Store
 from rcray.sweep.grid import Cell
+from rcray.sweep.placement import NodeKind
+from rcray.train.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
 LARGE = 2048  # pairs; below it the first cell that needs them is quick enough
 
 
-def prepare_shared(cells: Sequence[Cell], store: Store, places: int) -> None:
+def prepare_shared(cells: Sequence[Cell], store: Store, nodes: Sequence[NodeKind]) -> None:
     """All stages that cells share: encoded data first, on a CPU, then the references that read it."""
     if data := shared_data(cells):
         encode_data(data, store)
     if references := shared_references(cells):
-        build_references(references, store, places)
+        build_references(references, store, nodes)
 
 
 def _is_large(config: RunConfig) -> bool:
@@ -74,19 +78,40 @@ def shared_references(cells: Sequence[Cell]) -> list[RunConfig]:
     return list(inputs.values())
 
 
-def build_references(configs: Sequence[RunConfig], store: Store, places: int) -> None:
-    """Computes each reference with up to `places` tasks, each with the resources of one worker."""
+def build_references(configs: Sequence[RunConfig], store: Store, nodes: Sequence[NodeKind]) -> None:
+    """Computes each reference by as many tasks as help, spread over the nodes, never two on one GPU."""
     import ray
 
     for config in configs:
-        pairs = config.data.train_pairs
-        tasks = places if pairs is None else min(places, -(-pairs // LARGE))
-        execution = config.execution
-        task = ray.remote(compute_reference).options(
-            num_cpus=execution.cpus_per_worker, num_gpus=execution.gpus_per_worker, max_retries=2
+        needs = reference_resources(config)
+        task = ray.remote(_reference_task).options(
+            num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0), scheduling_strategy="SPREAD", max_retries=2
         )
-        running = [task.remote(config.model_dump(mode="json"), store) for _ in range(tasks)]
+        settings = config.model_dump(mode="json")
+        running = [task.remote(settings, store) for _ in range(reference_tasks(config, nodes))]
         _get(running, f"reference of {config.model.name} on {config.data.name}")
+
+
+def reference_resources(config: RunConfig) -> dict[str, float]:
+    """What one task reserves: a whole GPU, where cells have a share of one, because it fills it."""
+    execution = config.execution
+    gpus = math.ceil(execution.gpus_per_worker)
+    return {"CPU": execution.cpus_per_worker, **({"GPU": float(gpus)} if gpus else {})}
+
+
+def reference_tasks(config: RunConfig, nodes: Sequence[NodeKind]) -> int:
+    """How many tasks: one per node, or per GPU where they compute on GPUs, and each with a good number of pairs.
+
+    More on one node would load the same weights again to share the same cores. Where nodes share no disk one task does
+    it all: the others could not see which shards it has done.
+    """
+    if config.execution.storage:
+        return 1
+    needs, pairs = reference_resources(config), config.data.train_pairs
+    places = sum(
+        node.count * (held if "GPU" in needs else min(held, 1)) for node in nodes if (held := node.holds(needs))
+    )
+    return max(1, min(places, places if pairs is None else -(-pairs // LARGE)))
 
 
 def _get(references: list[Any], what: str) -> None:
@@ -96,6 +121,18 @@ def _get(references: list[Any], what: str) -> None:
         ray.get(references)
     except Exception as error:  # the cells meet the same error, and record it as theirs
         log.warning("%s: %s", what, " ".join(str(error).split())[-400:])
+
+
+def _reference_task(settings: dict[str, Any], store: Store) -> int:
+    config = RunConfig.model_validate(settings)
+    mirror = Mirror.of(config, store.run(run_id(config)))
+    with ended_by_device_faults():
+        if mirror:
+            mirror.pull_caches()
+        pairs = compute_reference(settings, store)
+        if mirror:
+            mirror.push_caches()
+    return pairs
 
 
 def compute_reference(settings: dict[str, Any], store: Store) -> int:

@@ -18,28 +18,37 @@ from typing import Any
 
 from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
-from rcray.errors import StoreError
+from rcray.faults import classify
 from rcray.files import storage_fault
-from rcray.records.ledger import Ledger, read_stopped, write_ledger
+from rcray.records.ledger import Ledger, read_stopped
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.store import RunDir, Store
 from rcray.sweep.connection import connected
 from rcray.sweep.cost import estimate
-from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
 from rcray.sweep.head import HeadWatch
-from rcray.sweep.ledger import build_ledger
+from rcray.sweep.ledger import LiveLedger
+from rcray.sweep.losses import trial_watch
 from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory, possible_nodes
 from rcray.sweep.preparation import prepare_shared
 from rcray.sweep.search import early_stops, scheduler
+from rcray.sweep.storage import RemoteRuns, check_nodes, marked, refusal
 from rcray.sweep.trial import STORAGE, Stage, run_trial
 from rcray.train.launch import is_finished, is_whole
 
 log = logging.getLogger(__name__)
 
-PROCESS_RETRIES = 2  # lost trial processes or nodes; errors of the run itself are not retried
 _REFRESH_SECONDS = 1.0
-_PROBE_SECONDS = 60.0
+_REFRESH_SHARE = 0.05  # of the time at most: with very many cells the ledger is written less often
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """What a sweep tells while it runs, and what is done when it ends by itself."""
+
+    ledger: LiveLedger
+    remote: RemoteRuns
+    settle: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -58,26 +67,32 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
 
     A failing cell never stops the others.
     """
+    remote = RemoteRuns(cells, store)
+    remote.check()
+    remote.fetch([cell.run_id for cell in cells])
     todo = unfinished(cells, store, directory, options)
-    finished = [cell.run_id for cell in cells if cell not in todo]
-    running = [cell.run_id for cell in todo]
+    unready = {cell.run_id for cell in todo}
+    cached = [cell.run_id for cell in cells if cell.run_id not in unready]
+    live = LiveLedger(cells, store, directory, cached, remote.follow)
     stop = threading.Event()
 
-    def refresh(active: Sequence[str]) -> Ledger:
-        ledger = build_ledger(cells, store, stopped=read_stopped(directory), running=active, cached=finished)
-        write_ledger(directory, ledger)
+    def refresh() -> Ledger:
+        ledger = live.refresh()
         if options.on_refresh:
             options.on_refresh(ledger)
         return ledger
 
     def watch() -> None:
-        while not stop.wait(_REFRESH_SECONDS):
+        pause = _REFRESH_SECONDS
+        while not stop.wait(pause):
+            began = time.monotonic()
             try:
-                refresh(running)
+                refresh()
             except OSError as error:  # a full disk: the cells meet it too, and the end of the sweep says it
                 log.debug("ledger not written: %s", error)
+            pause = max(_REFRESH_SECONDS, (time.monotonic() - began) / _REFRESH_SHARE)
 
-    ledger = refresh([])
+    ledger = refresh()
     if not todo:
         return ledger
     watcher = threading.Thread(target=watch, name="ledger", daemon=True)
@@ -85,12 +100,14 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
 
     def settle() -> None:
         nonlocal ledger
-        for cell in todo:
-            _settle(store.run(cell.run_id))
-        ledger = refresh([])
+        remote.fetch(unready)
+        for key in unready:
+            _settle(store.run(key))
+        live.end(*unready)
+        ledger = refresh()
 
     try:
-        _run_on_tune(todo, store, directory, options, settle)
+        _run_on_tune(todo, store, directory, options, _Watched(live, remote, settle))
     finally:
         stop.set()
         watcher.join()
@@ -126,7 +143,7 @@ def _is_done(stage: Stage, config: RunConfig, store: Store) -> bool:
 
 
 def _run_on_tune(
-    cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions, settle: Callable[[], None]
+    cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions, watched: _Watched
 ) -> None:
     for name, value in {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the record is ours
@@ -137,12 +154,10 @@ def _run_on_tune(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what ends a cell, or a full disk, is said by us
     with connected(needs_dashboard=any(cell.config.execution.workers for cell in cells)) as connection:
-        connection.keep_logs = _tune(cells, store, directory, options, settle)
+        connection.keep_logs = _tune(cells, store, directory, options, watched)
 
 
-def _tune(
-    cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions, settle: Callable[[], None]
-) -> bool:
+def _tune(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions, watched: _Watched) -> bool:
     """Returns whether a cell was lost with its processes."""
     from ray import tune
 
@@ -153,48 +168,53 @@ def _tune(
 
     def lost() -> None:
         forget()
-        settle()
+        watched.settle()
 
-    try:
-        nodes = possible_nodes(options.cluster_file)
-        at_once = concurrency(cells, nodes, options.concurrency)
-        check_shared_storage(store)
-        prepare_shared(cells, store, at_once)
-        ordered = sorted(cells, key=lambda cell: estimate(cell.config).weight, reverse=True)
-        asha = options.search if options.search and options.search.method == "asha" else None
-        trial = tune.with_parameters(run_trial, store=store, stages=options.stages, scored=asha is not None)
-        tuner = tune.Tuner(
-            tune.with_resources(trial, partial(trial_resources, with_memory=knows_memory(nodes))),  # type: ignore[arg-type]
-            param_space={"cell": tune.grid_search([cell.content() for cell in ordered])},
-            tune_config=tune.TuneConfig(
-                max_concurrent_trials=at_once,
-                reuse_actors=asha is None,
-                scheduler=scheduler(asha, cells) if asha else None,
-            ),
-            run_config=tune.RunConfig(
-                name=name,
-                storage_path=str(store.root / "ray"),
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=PROCESS_RETRIES),
-                callbacks=[early_stops(directory)] if asha else None,
-            ),
-        )
-        with HeadWatch(lost):
-            results = tuner.fit()
-        return _record_lost(results, store)
-    finally:
-        forget()
+    with marked(store) as mark:
+        try:
+            nodes = possible_nodes(options.cluster_file)
+            at_once = concurrency(cells, nodes, options.concurrency)
+            if any(cell.config.execution.storage is None for cell in cells):
+                check_nodes(store, mark)
+            prepare_shared(cells, store, nodes)
+            ordered = sorted(cells, key=lambda cell: estimate(cell.config).weight, reverse=True)
+            asha = options.search if options.search and options.search.method == "asha" else None
+            trial = tune.with_parameters(
+                run_trial, store=store, stages=options.stages, mark=mark, scored=asha is not None
+            )
+            watch = trial_watch(watched.ledger, watched.remote)
+            tuner = tune.Tuner(
+                tune.with_resources(trial, partial(trial_resources, with_memory=knows_memory(nodes))),  # type: ignore[arg-type]
+                param_space={"cell": tune.grid_search([cell.content() for cell in ordered])},
+                tune_config=tune.TuneConfig(
+                    max_concurrent_trials=at_once,
+                    reuse_actors=asha is None,
+                    scheduler=scheduler(asha, cells) if asha else None,
+                ),
+                run_config=tune.RunConfig(
+                    name=name,
+                    storage_path=str(store.root / "ray"),
+                    verbose=0,
+                    failure_config=tune.FailureConfig(max_failures=-1),  # counted by us, lost nodes apart
+                    callbacks=[watch, *([early_stops(directory)] if asha else [])],
+                ),
+            )
+            with HeadWatch(lost):
+                results = tuner.fit()
+            return _record_lost(results, store) or watch.given_up
+        finally:
+            forget()
 
 
 def _record_lost(results: Any, store: Store) -> bool:
-    """A cell whose process was lost again and again has no status of its own making: it gets one here.
+    """A cell whose last process could not even write down that it is given up: it gets its status here.
 
     Returns whether there was one: Ray's logs may say why.
     """
     any_lost = False
     for result in results:
         if reason := (result.metrics or {}).get(STORAGE) or (result.error and storage_fault(result.error)):
-            raise store.refusal(reason)
+            raise refusal(store, reason)
         if result.error is None:
             continue
         run = store.run(result.config["cell"]["run_id"])
@@ -203,44 +223,10 @@ def _record_lost(results: Any, store: Store) -> bool:
             continue
         state = State.OOM if classify(result.error) == "memory" else State.FAILED
         reason = " ".join(str(result.error).split())[:400]
-        text = f"its process was lost {PROCESS_RETRIES + 1} times: {reason}"
+        text = f"its process was lost again and again: {reason}"
         run.write_status(replace(record, run_id=run.run_id, status=state, error=text))
         any_lost = True
     return any_lost
-
-
-def check_shared_storage(store: Store) -> None:
-    """On several nodes the store must be the same directory everywhere: each node looks for a file written here."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if len(nodes) < 2:
-        return
-    probe = store.root / f".seen-by-every-node-{os.getpid()}"
-    probe.write_text("")
-    try:
-        look = ray.remote(_sees)
-        looks = {}
-        for node in nodes:
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = look.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-            looks[task.remote(probe)] = node
-        done, waiting = ray.wait(list(looks), num_returns=len(looks), timeout=_PROBE_SECONDS)
-        blind = [looks[ref]["NodeManagerAddress"] for ref in done if not ray.get(ref)]
-    finally:
-        probe.unlink(missing_ok=True)
-    if waiting:
-        log.warning("%d nodes did not answer whether they see the store", len(waiting))
-    if blind:
-        raise StoreError(
-            f"store {store.root}: not the same directory on node {', '.join(sorted(set(blind)))}",
-            fix="give a --store on storage that every node mounts, such as NFS or EFS",
-        )
-
-
-def _sees(path: Path) -> bool:
-    return path.exists()
 
 
 def trial_resources(params: dict[str, Any], *, with_memory: bool) -> dict[str, float]:

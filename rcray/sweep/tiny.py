@@ -2,9 +2,9 @@
 
 Kept: objectives and their constants, calibration, likelihood, epochs, seeds, rates, method (QLoRA becomes LoRA: 4-bit
 arithmetic is slow on a CPU), the grid's structure. Replaced: model, data, batch sizes, precision (float32), benchmarks,
-placement. Nothing
-about a model can be concluded from it; it proves that every cell of a file would run. `--set` wins over what is
-replaced here.
+placement. Two steps an epoch of two micro-batches or more are the least at which windows, looks and momentum have
+something to do. Nothing about a model can be concluded from it; it proves that every cell of a file would run. `--set`
+wins over what is replaced here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from rcray.config.models import MODELS, stand_in
 from rcray.config.schema import RunConfig
 from rcray.sweep.grid import Cell
 
-PAIRS, HELD_OUT, BATCH, MICRO_BATCH, PROBE_PAIRS, PROBE_EVERY = 16, 8, 8, 4, 8, 2
+PAIRS, HELD_OUT, BATCH, MICRO_BATCH, PROBE_PAIRS, PROBE_EVERY = 8, 8, 4, 2, 4, 2
 DOCUMENTS = 8  # of each benchmark
 _KEPT_OF_DATA = ("add_bos", "empty_system", "score_header", "answer_room", "bucketing")
 

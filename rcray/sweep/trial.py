@@ -11,17 +11,22 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig
+from rcray.faults import classify, ended_by_device_faults
 from rcray.files import storage_fault, write_atomic
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import Adjustment, RunStatus, write_adjustment
 from rcray.secrets import redact
 from rcray.store import RunDir, Store
-from rcray.sweep.faults import classify
 from rcray.sweep.grid import Cell
-from rcray.train.launch import launch
+from rcray.sweep.losses import GIVEN_UP, NODE, SHARES_STORE
+from rcray.sweep.storage import fault_here, sees
+from rcray.train.launch import is_finished, launch
+from rcray.train.mirror import Mirror, pushed
 
 #: A stage after training, in the cell's own process: `stage(config, store)`.
 Stage = Callable[[RunConfig, Store], Any]
@@ -31,15 +36,42 @@ SCORE = "probe_margin"
 STORAGE = "storage_fault"  # in a trial's last report: why the store took no more
 
 
-def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], scored: bool = False) -> None:
+def run_trial(
+    params: dict[str, Any], store: Store, stages: tuple[Stage, ...], mark: Path, scored: bool = False
+) -> None:
     """One cell. What is wrong with the cell ends up in its status; what is wrong around it is raised, for Tune.
 
-    `scored` reports the margin at every probe, for a scheduler that compares trials.
+    `mark` is a file that every node must see; `scored` reports the margin at every probe, for a scheduler that
+    compares trials.
     """
+    import ray
     from ray import tune
 
     cell = Cell.from_content(params["cell"])
     run = store.run(cell.run_id)
+    if fault := fault_here(mark, mirror := Mirror.of(cell.config, run)):
+        tune.report({"finished": True, STORAGE: fault})
+        return
+    tune.report({NODE: ray.get_runtime_context().get_node_id(), SHARES_STORE: mirror is None or sees(mark, 0.0)})
+    try:
+        with ended_by_device_faults(), pushed(mirror):
+            _carry_out(cell, run, store, stages, scored, params.get(GIVEN_UP))
+    except Exception as error:
+        if not (reason := storage_fault(error)):
+            raise
+        tune.report({"finished": True, STORAGE: reason})  # nothing can be written down, and another try would meet it
+        return
+    tune.report({"finished": True})
+
+
+def _carry_out(
+    cell: Cell, run: RunDir, store: Store, stages: tuple[Stage, ...], scored: bool, given_up: dict[str, str] | None
+) -> None:
+    from rcray.train.failure import record_failure, text_of
+
+    if given_up:
+        _write_given_up(cell.config, run, given_up)
+        return
     try:
         outcome = train_cell(cell.config, run, store, scored).status
         _free_memory()  # a process goes on to other stages and cells: what was trained lies in cycles until then
@@ -47,17 +79,30 @@ def run_trial(params: dict[str, Any], store: Store, stages: tuple[Stage, ...], s
             for stage in stages:
                 stage(cell.config, store)
     except Exception as error:
-        if reason := storage_fault(error):  # nothing can be written down there, and another try would meet the same
-            tune.report({"finished": True, STORAGE: reason})
-            return
-        from rcray.train.failure import record_failure
-
+        if storage_fault(error):
+            raise
         write_atomic(run.path / "error.log", redact(traceback.format_exc()))
+        kind = classify(error)
+        if kind == "device":  # the last that this process says: if it is lost too often, that was why
+            run.write_status(replace(run.read_status(), run_id=run.run_id, error=text_of(error), updated=time.time()))
+            raise
         record_failure(run, error)
-        if classify(error) == "transient":
+        if kind == "transient":
             raise
     _free_memory()
-    tune.report({"finished": True})
+
+
+def _write_given_up(config: RunConfig, run: RunDir, given_up: dict[str, str]) -> None:
+    """A cell whose processes were lost again and again has no status of its own making."""
+    if mirror := Mirror.of(config, run):
+        mirror.pull()
+    record = run.read_status()
+    if record.status in UNSUCCESSFUL or is_finished(run):
+        return
+    text = f"{given_up['lost']}: {record.error or given_up['reason']}"
+    run.write_status(
+        replace(record, run_id=run.run_id, status=State(given_up["state"]), error=text, updated=time.time())
+    )
 
 
 def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = False) -> RunStatus:

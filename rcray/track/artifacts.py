@@ -30,6 +30,7 @@ def fingerprints(run: RunDir, status: str) -> dict[str, str]:
         "environment.json": [run.path / ENVIRONMENT],
         "requirements.txt": [run.path / ENVIRONMENT],
         "evaluation.json": [run.evaluation],
+        "samples.json": [run.samples],
         "adjusted.json": [run.adjusted],
         BENCHMARKS: [run.evaluation],
         "dynamics.parquet": sorted(run.dynamics.glob("part-*.parquet")),
@@ -54,7 +55,7 @@ def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], M
     """Writes the wanted files into a folder; a figure that cannot be drawn is left out."""
     copies = {"config.yaml": run.config, "status.json": run.status, "evaluation.json": run.evaluation}
     copies |= {"error.log": run.path / "error.log", "environment.json": run.path / ENVIRONMENT}
-    copies["adjusted.json"] = run.adjusted
+    copies |= {"adjusted.json": run.adjusted, "samples.json": run.samples}
     wanted = set(wanted)
     files: dict[str, Path] = {}
 

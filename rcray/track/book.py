@@ -1,13 +1,15 @@
 """The delivery book of an experiment: which tracker knows it, by which ids, and what there is to deliver.
 
-experiments/NAME/tracking.json
-  holder    the process that delivered last: another one must ask the tracker how far that got
-  cells     every cell ever tracked, with its settings, so that `rcray sync` needs no experiment file
-  servers   per tracking URI: experiment id, parent run, run_id -> MLflow run id
+experiments/NAME/tracking.jsonl: one fact per line, later ones win, and lines are only ever added.
+  {"holder": ...}                the process that delivered last: another one must ask the tracker how far that got
+  {"title": ...}, {"uri": ...}   the experiment's title; where it was last tracked to, without secrets
+  {"cell": {...}}                a cell with its settings, so that `rcray sync` needs no experiment file
+  {"server": URI, "experiment": ..., "parent": ...}   a tracker's ids of the experiment and of its sweep's own run
+  {"server": URI, "run": RUN_ID, "id": ...}           a tracker's id of a run
 """
 
 import contextlib
-import copy
+import json
 import logging
 import os
 import secrets
@@ -19,12 +21,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rcray.errors import RcrayError
-from rcray.files import recover_json, write_atomic, write_json
+from rcray.files import recover_json, set_aside, write_atomic
 from rcray.secrets import redact
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 
 log = logging.getLogger(__name__)
+
+_BOOK = "tracking.jsonl"
+_BEFORE = "tracking.json"  # the book of earlier versions: one JSON object, written anew at every change
+_LOSS = "the cells are entered again, their ids asked of the tracker"
 
 
 class DeliveryBusyError(RcrayError):
@@ -40,28 +46,110 @@ class Server:
     runs: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class _Content:
+    """What the lines of a book come to."""
+
+    facts: dict[str, str] = field(default_factory=dict)  # holder, title, uri
+    cells: dict[str, dict[str, Any]] = field(default_factory=dict)
+    servers: dict[str, Server] = field(default_factory=dict)
+
+    def apply(self, line: dict[str, Any]) -> None:
+        if "cell" in line:
+            self.cells[line["cell"]["run_id"]] = line["cell"]
+        elif "run" in line:
+            self.servers.setdefault(line["server"], Server()).runs[line["run"]] = line["id"]
+        elif "server" in line:
+            before = self.servers.get(line["server"])
+            same = before is not None and before.experiment == line["experiment"]
+            runs = before.runs if before and same else {}  # another database at the same address knows none of them
+            self.servers[line["server"]] = Server(line["experiment"], line["parent"], runs)
+        else:
+            self.facts.update(line)
+
+
 class Book:
     """One experiment's book. Whoever delivers holds it; anybody may read it and enter cells meanwhile."""
 
     def __init__(self, store: Store, name: str):
         self.store = store
         self.name = name
-        self.path = store.experiment(name) / "tracking.json"
+        self.path = store.experiment(name) / _BOOK
         self.me = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._content = _Content()
+        self._read_of: tuple[int, int] = (0, 0)  # inode and bytes that the content comes from
 
-    def _read(self) -> dict[str, Any]:
-        return recover_json(self.path, {}, "the cells are entered again, their ids asked of the tracker")
+    # -- the file
+
+    def _read(self) -> _Content:
+        self._carry_over()
+        return self._load()
+
+    def _load(self) -> _Content:
+        """The content, by what was added since it was read last."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                inode, size = self._read_of
+                if status.st_ino != inode or status.st_size < size:
+                    self._content, size = _Content(), 0
+                file.seek(size)
+                whole, newline, unfinished = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            self._content, self._read_of = _Content(), (0, 0)
+            return self._content
+        try:
+            for line in whole.splitlines():
+                self._content.apply(json.loads(line))
+            if not unfinished.startswith(b"{"[: len(unfinished)]):  # else somebody is writing it, or was killed then
+                raise ValueError("something that is no line of it")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            aside = set_aside(self.path, status.st_ino)
+            kept = f", kept as {aside.name}" if aside else ""
+            log.warning("%s is damaged (%s)%s; %s", self.path, " ".join(str(error).split()), kept, _LOSS)
+            self._content, self._read_of = _Content(), (0, 0)
+            return self._content
+        self._read_of = (status.st_ino, size + len(whole) + len(newline))
+        return self._content
+
+    def _carry_over(self) -> None:
+        """Turns the book of an earlier version into this one, once."""
+        before = self.path.with_name(_BEFORE)
+        if self.path.exists() or not before.exists():
+            return
+        with self._locked():
+            if self.path.exists():  # by another process, since
+                return
+            content = recover_json(before, {}, _LOSS)
+            lines: list[dict[str, Any]] = [{key: content[key]} for key in ("holder", "title", "uri") if key in content]
+            lines += [{"cell": cell} for cell in content.get("cells", [])]
+            for uri, server in content.get("servers", {}).items():
+                lines.append({"server": uri, "experiment": server["experiment"], "parent": server["parent"]})
+                lines += [{"server": uri, "run": run, "id": key} for run, key in server["runs"].items()]
+            if lines:
+                write_atomic(self.path, _rendered(lines))
+            before.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _edit(self) -> Iterator[dict[str, Any]]:
-        """The content, to be changed; a lock of its own, held for no longer than that takes."""
+    def _locked(self) -> Iterator[None]:
+        """A lock of its own for writers, held for no longer than a line takes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_name(".tracking-file.lock")):
-            content = self._read()
-            before = copy.deepcopy(content)
-            yield content
-            if content != before:
-                write_json(self.path, content)
+            yield
+
+    def _add(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Adds facts; half a line that a killed process left is cut off first."""
+        if not lines:
+            return
+        with self._locked():
+            self._load()
+            with self.path.open("ab") as file:
+                file.truncate(self._read_of[1])
+                file.write(_rendered(lines))
+                file.flush()
+                os.fsync(file.fileno())
+
+    # -- what it holds
 
     @contextlib.contextmanager
     def held(self, patience: float) -> Iterator[bool]:
@@ -73,57 +161,70 @@ class Book:
         except Timeout:
             raise DeliveryBusyError(f"{self.name}: another process is delivering it", fix="wait for it") from None
         try:
-            with self._edit() as content:
-                mine = content.get("holder") == self.me
-                content["holder"] = self.me
+            mine = self._read().facts.get("holder") == self.me
+            if not mine:
+                self._add([{"holder": self.me}])
             yield mine
         finally:
             lock.release()
 
     def enter(self, cells: Sequence[Cell], title: str, uri: str | None) -> None:
         """Notes what is to be delivered, and where to (None: as before); called before anything is trained."""
-        with self._edit() as content:
-            known = {entry["run_id"]: entry for entry in content.get("cells", [])}
-            for cell in cells:
-                known[cell.run_id] = cell.content()
-            content |= {"title": title, "cells": list(known.values())}
-            if uri is not None:
-                content["uri"] = redact(uri)
+        known = self._read()
+        said = {"title": title} | ({} if uri is None else {"uri": redact(uri)})
+        lines: list[dict[str, Any]] = [{key: value} for key, value in said.items() if known.facts.get(key) != value]
+        contents = (json.loads(json.dumps(cell.content())) for cell in cells)  # as it will be read: tuples are lists
+        self._add(lines + [{"cell": each} for each in contents if known.cells.get(each["run_id"]) != each])
 
     @property
     def title(self) -> str:
         """The experiment's title."""
-        return str(self._read().get("title", ""))
+        return self._read().facts.get("title", "")
 
     @property
     def uri(self) -> str:
         """Where it was last tracked to, without secrets."""
-        return str(self._read().get("uri", ""))
+        return self._read().facts.get("uri", "")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no cell was ever entered."""
+        return not self._read().cells
 
     def cells(self) -> list[Cell]:
         """Every cell that was ever entered, as far as this version understands its settings."""
         cells = []
-        for entry in self._read().get("cells", []):
+        for key, entry in self._read().cells.items():
             try:
                 cells.append(Cell.from_content(entry))
             except ValueError:
-                log.warning("%s: run %s was tracked by another version; left alone", self.name, entry["run_id"])
+                log.warning("%s: run %s was tracked by another version; left alone", self.name, key)
         return cells
 
     def server(self, uri: str) -> Server:
         """The ids at a tracker; empty ones for a tracker that never saw the experiment."""
-        return Server(**self._read().get("servers", {}).get(redact(uri), {}))
+        known = self._read().servers.get(redact(uri), Server())
+        return Server(known.experiment, known.parent, dict(known.runs))
 
-    def save_server(self, uri: str, server: Server) -> None:
-        """Keeps the ids."""
-        with self._edit() as content:
-            content.setdefault("servers", {})[redact(uri)] = copy.deepcopy(vars(server))
+    def save_server(self, uri: str, experiment: str, parent: str) -> None:
+        """Keeps a tracker's ids of the experiment and of its sweep's own run."""
+        known = self._read().servers.get(redact(uri))
+        if known is None or (known.experiment, known.parent) != (experiment, parent):
+            self._add([{"server": redact(uri), "experiment": experiment, "parent": parent}])
+
+    def save_run(self, uri: str, run_id: str, key: str) -> None:
+        """Keeps a tracker's id of a run."""
+        self._add([{"server": redact(uri), "run": run_id, "id": key}])
+
+
+def _rendered(lines: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
 def books(store: Store) -> list[Book]:
     """The books of every tracked experiment of a store."""
-    paths = sorted((store.root / "experiments").glob("*/tracking.json"))
-    return [book for path in paths if (book := Book(store, path.parent.name))._read().get("cells")]
+    names = {path.parent.name for name in (_BOOK, _BEFORE) for path in (store.root / "experiments").glob(f"*/{name}")}
+    return [book for name in sorted(names) if not (book := Book(store, name)).is_empty]
 
 
 def store_id(store: Store) -> str:

@@ -171,7 +171,7 @@ class Delivery:
         experiment = self.tracker.open_experiment(self.plan.name)
         if experiment != self._server.experiment:  # another database at the same address
             self._server = Server(experiment)
-            self.book.save_server(self.uri, self._server)
+            self.book.save_server(self.uri, experiment, "")
         if not self.plan.parent:
             self._parent = self.tracker.read_run(self._server.parent) if self._server.parent else None
             self._opened = True
@@ -182,7 +182,7 @@ class Delivery:
             more = clean_tags({"rcray.title": self.plan.title or self.plan.name})
             parent = self.tracker.create_run(experiment, f"{self.plan.name} (sweep)", {**tags, **more}, _now())
         self._server.parent = parent.id
-        self.book.save_server(self.uri, self._server)
+        self.book.save_server(self.uri, experiment, parent.id)
         if self.plan.live:
             self.tracker.set_tags(parent.id, clean_tags({f"rcray.{k}": v for k, v in provenance().items()}))
             self.tracker.set_state(parent.id, "RUNNING")
@@ -209,7 +209,7 @@ class Delivery:
             self.sent.runs += 1
         if self._server.runs.get(cell.run_id) != run.id:
             self._server.runs[cell.run_id] = run.id
-            self.book.save_server(self.uri, self._server)
+            self.book.save_run(self.uri, cell.run_id, run.id)
         missing = {name: value for name, value in params_of(cell.config).items() if name not in run.params}
         if missing:
             self.tracker.log_params(run.id, missing)

@@ -1,15 +1,23 @@
 """Why a training ended before its time: written down, unless the fault was not the run's own."""
 
+import time
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 
 from rcray.config import RunConfig
 from rcray.errors import DegenerateRunError, RcrayError
+from rcray.faults import classify
+from rcray.files import storage_fault
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.secrets import redact
 from rcray.store import RunDir
+
+
+def is_blameless(error: BaseException) -> bool:
+    """Whether what ended a run was around it: a peer, its GPU, the network or a disk. It is tried again as it is."""
+    kind = classify(error)
+    return kind in ("device", "transient") or (kind != "memory" and lost_a_peer(error)) or bool(storage_fault(error))
 
 
 def lost_a_peer(error: BaseException) -> bool:
@@ -30,10 +38,14 @@ def record_failure(run: RunDir, error: BaseException, attempt: str = "", config:
     state = State.FAILED
     if isinstance(error, DegenerateRunError):
         state = State.DEGENERATE
-    elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    elif classify(error) == "memory":
         state = State.OOM
-    message = error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}"
-    record = replace(record, run_id=run.run_id, status=state, error=redact(message))
+    record = replace(record, run_id=run.run_id, status=state, error=text_of(error), updated=time.time())
     if config is not None:
         record = replace(record, label=config.label, fidelity=config.fidelity, attempt=attempt)
     run.write_status(record)
+
+
+def text_of(error: BaseException) -> str:
+    """An error as a status says it, without secrets."""
+    return redact(error.message if isinstance(error, RcrayError) else f"{type(error).__name__}: {error}")

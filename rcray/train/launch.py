@@ -62,7 +62,7 @@ def launch(
     """
     key = key or run_id(config)
     run = store.run(key)
-    mirror = Mirror(config.execution.storage, run) if config.execution.storage else None
+    mirror = Mirror.of(config, run)
     if mirror and not is_finished(run):
         mirror.pull()
     if is_whole(run):

@@ -29,8 +29,7 @@ from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RunLockedError
-from rcray.files import publish_directory, storage_fault
-from rcray.models.inference import one_batch_sums, pair_sums
+from rcray.files import publish_directory
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.trained import save_trained
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
@@ -39,9 +38,10 @@ from rcray.records.status import RunStatus, Standing, Writer
 from rcray.store import RunDir, Store
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.dynamics import Recorder, sound_until
-from rcray.train.failure import lost_a_peer, record_failure
+from rcray.train.failure import is_blameless, record_failure
 from rcray.train.fresh import FreshPairs
 from rcray.train.mirror import Mirror
+from rcray.train.probe import NOT_PROBED, Probe
 from rcray.train.profile import StepProfile
 from rcray.train.record import row_of
 from rcray.train.setup import step_state
@@ -76,8 +76,7 @@ class Job:
     @cached_property
     def mirror(self) -> Mirror | None:
         """Its copy on remote storage, where one is kept."""
-        uri = self.config.execution.storage
-        return Mirror(uri, self.run) if uri else None
+        return Mirror.of(self.config, self.run)
 
 
 def worker_loop(settings: dict[str, Any]) -> RunStatus:
@@ -99,14 +98,16 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
     try:
         if job.mirror:
             job.mirror.pull()
+            job.mirror.pull_caches()
         with reporting(job.run.path if rank == 0 else None):
             report(PREPARATION, 0, 1)
             training = prepare(job, rank, workers)
+            if rank == 0 and job.mirror:
+                job.mirror.push_caches()
             training.start()
             return training.run()
     except Exception as error:
-        # A run that lost a peer did nothing wrong: Ray starts the group again. Nor did one whose disk is full.
-        if not lost_a_peer(error) and not storage_fault(error):
+        if not is_blameless(error):  # else Ray starts it again, in another process
             record_failure(job.run, error, job.attempt, job.config)
             if rank == 0 and job.mirror:
                 job.mirror.push()
@@ -141,7 +142,7 @@ class Training:
     data: EncodedPairs
     schedule: Schedule
     state: StepState
-    probe: EncodedPairs
+    probe: Probe
     recorder: Recorder
     progress: Progress
     fresh: FreshPairs | None = None  # None: no looks are taken
@@ -202,28 +203,21 @@ class Training:
             update.scaling.restore(self.progress.loss_scale)
         self.state.drift = Drift(*self.progress.drift)
         if self.state.looks is not None:
-            self.state.looks.restore(self.progress.look, self.state.calibrator)
+            self.state.looks.restore(self.progress.look)
         if self.rank == 0:
             self.recorder.rewind(self.progress.step)
             self._write_status(State.RUNNING)
         self._meet()
 
     def _probe(self) -> dict[str, Any]:
-        """Likelihoods of the fixed probe pairs, and the pathway taken since the last look."""
-        policy, execution = self.state.policy, self.job.config.execution
-        mean = policy.likelihood == "mean"
-        with torch.no_grad(), policy.precision():
-            one_shape = execution.compile or execution.parallel == "fsdp"  # by way of the plain rows
-            look = one_batch_sums if one_shape else pair_sums
-            pairs = self.probe.pairs
-            sum_w, sum_l, n_w, n_l = look(policy.model, pairs, self.probe.lengths, range(len(pairs)), policy.device)
-            z_w, z_l = (sum_w / n_w, sum_l / n_l) if mean else (sum_w, sum_l)
-        z = [z_w.mean().item(), z_l.mean().item()]
-        self.standing = [(z_w > z_l).double().mean().item(), z[0] - z[1]]
+        """What the fixed probe pairs show, and the pathway taken since the last look at them."""
+        measured = self.probe.measure()
+        z = [measured["probe_z_w"], measured["probe_z_l"]]
+        self.standing = [measured["probe_ranked"], z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
         self.progress.first_probe = self.progress.first_probe or z
         realised = pathway_of(z[0] - before[0], z[1] - before[1]) if before else ""
-        return {"probe_z_w": z[0], "probe_z_l": z[1], "pathway_realised": realised}
+        return {**measured, "pathway_realised": realised}
 
     def _save(self, last: bool) -> None:
         """Records first, then the checkpoint that vouches for them; at the end the model in place of checkpoints."""
@@ -271,7 +265,7 @@ class Training:
         first, last = self.progress.first_probe, self.progress.last_probe
         if not first or not last:
             return None
-        tokens = float(self.probe.lengths[:, 1].mean())  # of the chosen answers
+        tokens = float(self.probe.data.lengths[:, 1].mean())  # of the chosen answers
         return (last[0] - first[0]) / (1.0 if self.state.policy.likelihood == "mean" else tokens)
 
     def _over_workers(self, count: int) -> int:
@@ -306,9 +300,6 @@ class Training:
         self.job.run.write_status(record)
 
 
-NOT_PROBED = {"probe_z_w": float("nan"), "probe_z_l": float("nan"), "pathway_realised": ""}
-
-
 def prepare(job: Job, rank: int, workers: int) -> Training:
     """Model, data, reference and optimizer of a run, before its first step."""
     config, device = job.config, _device(job)
@@ -319,9 +310,9 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device)
     prepared = prepare_data(config.data, loaded.tokenizer, job.store.cache)
     data, held_out = prepared.train, prepared.held_out
-    probe = EncodedPairs(held_out.pairs[: config.train.probe_pairs], held_out.report)
     schedule = Schedule.of(config, len(data.pairs), data.lengths)
     state = step_state(config, job.store, loaded, data, schedule, device, workers, rank)
+    probe = Probe.of(config, state.policy, held_out, loaded.tokenizer)
     fresh = None
     if state.looks is not None:
         plan = LookSchedule(schedule, config.calibration.look_every, config.calibration.look_pairs)

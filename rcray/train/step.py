@@ -25,7 +25,7 @@ from torch.profiler import record_function
 from rcray.calibration import Calibrator, Reduce, mean_incentives, observe
 from rcray.calibration.band import Statistics, from_products, statistics, summarise
 from rcray.calibration.scores import Gradients, Products, SideScores
-from rcray.calibration.update import Drift, Move, UpdateCalibrator
+from rcray.calibration.update import AdamPreview, Drift, Move, SgdPreview, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
 from rcray.objectives.base import Incentives, PairLogps, incentives
@@ -185,7 +185,14 @@ def _factor_between_looks(state: StepState) -> float:
         return 0.0
     preview = state.looks.preview()
     assert preview is not None  # refused in the configuration
-    return state.calibrator.decide(preview, state.looks.coordinates.total, state.drift.mean, guarding=state.guarding)
+    return _steer(state, state.calibrator, preview)
+
+
+def _steer(state: StepState, calibrator: UpdateCalibrator, preview: AdamPreview | SgdPreview) -> float:
+    """log alpha by the update to come."""
+    assert state.looks is not None
+    memory = state.looks.memory(preview)
+    return calibrator.decide(memory, preview.settles, state.drift.mean, guarding=state.guarding)
 
 
 def _join_branches(
@@ -201,9 +208,7 @@ def _join_branches(
         log_alpha = 0.0
         if isinstance(state.calibrator, UpdateCalibrator) and foreseen is not None:
             state.calibrator.look(foreseen)
-            log_alpha = state.calibrator.decide(
-                foreseen.preview, foreseen.total, state.drift.mean, guarding=state.guarding
-            )
+            log_alpha = _steer(state, state.calibrator, foreseen.preview)
         judged = judge(look, foreseen, log_alpha, decisions)
         for parameter, from_w, from_l in zip(state.update.parameters, *branches, strict=True):
             parameter.grad = from_w.mul_(math.exp(log_alpha)).add_(from_l, alpha=math.exp(-log_alpha))

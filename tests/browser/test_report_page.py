@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 
 from rcray.aggregate.command import Request, run_report
+from rcray.aggregate.report import build_report
+from rcray.store import Store
+from tests.report import runs
+from tests.report.test_samples_page import with_samples
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +89,23 @@ def test_the_published_page(tmp_path, browser):
     assert page.evaluate("document.querySelectorAll('table.sortable').length") == 9
     assert page.errors == []
     assert page.requested_hosts() == set()
+
+
+def test_samples_fold_and_flags_show_in_both_schemes(browser, tmp_path):
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    store = Store.open(tmp_path / "store")
+    for cell in cells:
+        with_samples(store, cell)
+    page = browser.open(build_report(store, experiment, cells, figures=False).html)
+    colours = set()
+    for scheme in ("light", "dark"):
+        page.prefer(scheme=scheme)
+        assert "ork ork ork" in page.evaluate("document.querySelector('#samples details[open]').innerText")
+        colours.add(page.evaluate("getComputedStyle(document.querySelector('#samples .chip.degenerate')).color"))
+    assert len(colours) == 2
+    closed = f"document.getElementById('samples-{cells[1].run_id}').open"
+    assert page.evaluate(closed) is False
+    page.click(f"#samples-{cells[1].run_id} summary span")
+    page.wait_for(closed)
+    assert page.errors == []

@@ -54,7 +54,7 @@ def test_nothing_is_open_to_the_world():
         assert kind["node_config"]["SecurityGroupIds"], "else Ray makes a group that takes SSH from everywhere"
     commands = "\n".join(CLUSTER["head_start_ray_commands"])
     assert "--dashboard-host=127.0.0.1" in commands
-    assert "mlflow server --host 127.0.0.1" in commands
+    assert "mlflow server --host 127.0.0.1" in (ROOT / "deploy" / "mlflow.sh").read_text()
     assert "0.0.0.0" not in (ROOT / "cluster.yaml").read_text()
 
 
@@ -86,6 +86,17 @@ def test_the_manifest_says_what_the_node_file_says():
         (container,) = pod["template"]["spec"]["containers"]
         assert {"name": "RCRAY_STORE", "value": "/shared/rcray-store"} in container["env"]
         assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
+
+
+def test_one_image_for_both_and_gpu_nodes_take_its_pods():
+    spec = JOB["spec"]["rayClusterSpec"]
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    images = {container["image"] for group in groups for container in group["template"]["spec"]["containers"]}
+    assert images == {CLUSTER["docker"]["image"]}
+    assert f"-t {CLUSTER['docker']['image']} " in (ROOT / "deploy" / "Dockerfile").read_text()
+    assert not any("pip install" in line for line in CLUSTER["setup_commands"]), "a spot node installs nothing"
+    (tolerated,) = spec["workerGroupSpecs"][0]["template"]["spec"]["tolerations"]
+    assert tolerated == {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
 def test_the_manifests_command_parses_and_its_files_are_in_the_image():

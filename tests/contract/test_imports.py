@@ -25,12 +25,14 @@ LAYERS = (
     ("track",),
     ("evaluate",),
     ("aggregate",),
+    ("diagnose",),
     ("pipeline", "follow", "follower", "sync", "progress", "starter", "export", "doctor", "cli", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: For everybody, except config, which takes only errors.
 SHARED = {
     "errors": set(),
+    "faults": {"errors"},
     "secrets": set(),
     "files": {"errors"},
     "records": {"files"},

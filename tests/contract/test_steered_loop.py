@@ -49,7 +49,7 @@ def moved_by(loop, store):
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.0)
     plain = SimpleNamespace(calibrate=lambda loss_fn, z_w, z_l, calibrator: SimpleNamespace(loss=loss_fn(z_w, z_l)))
     exec(loop, {"optimizer": optimizer, "batches": batches, "plain": plain})
-    probe = collate(training.probe.pairs, range(len(training.probe.pairs)))
+    probe = collate(training.probe.data.pairs, range(len(training.probe.data.pairs)))
     with torch.no_grad():
         before, after = (likelihoods(m, probe) for m in (start, model))
     return [float((a - b).mean()) for b, a in zip(before, after, strict=True)]

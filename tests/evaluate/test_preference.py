@@ -20,7 +20,14 @@ def shifts(margin_mean=0.5, beta=2.0, **changes):
         "n_l": RNG.integers(5, 50, N),
         "beta": beta,
     }
-    return Shifts(**(fields | changes))
+    return moved(**(fields | changes))
+
+
+def moved(shift_w, shift_l, n_w, n_l, **more):
+    """From start likelihoods of a typical size."""
+    start_w, start_l = (-3.0 * n + RNG.normal(0, 5, len(n)) for n in (n_w, n_l))
+    rows = tuple(map(str, range(len(n_w))))
+    return Shifts(start_w, start_l, start_w + shift_w, start_l + shift_l, n_w, n_l, rows, **more)
 
 
 def by_name(rows):
@@ -39,6 +46,8 @@ def test_plain_definitions():
     assert rows["drift_l"].value == pytest.approx(given.shift_l.mean())
     assert rows["brier"].value == pytest.approx(np.mean((1 - p) ** 2))
     assert rows["length_correlation"].value == pytest.approx(stats.pearsonr(margin, given.n_w - given.n_l).statistic)
+    assert rows["ranking"].value == np.mean(given.trained_w > given.trained_l)
+    assert rows["ranking_per_token"].value == np.mean(given.trained_w / given.n_w > given.trained_l / given.n_l)
     assert {row.status for row in rows.values()} == {"ok"} and {row.n for row in rows.values()} == {N}
     for row in rows.values():
         assert row.ci_low < row.value < row.ci_high or row.metric == "ece"
@@ -64,7 +73,7 @@ def test_calibrated_probabilities_have_a_small_error_and_overconfident_ones_a_la
     zeros = np.zeros(4000)
     lengths = {"n_w": zeros + 5, "n_l": zeros + 5}
     error = {
-        beta: by_name(preference_rows(Shifts(margin, zeros, beta=beta, **lengths)))["ece"].value for beta in (1.0, 5.0)
+        beta: by_name(preference_rows(moved(margin, zeros, beta=beta, **lengths)))["ece"].value for beta in (1.0, 5.0)
     }
     assert error[1.0] < 0.03 < 0.1 < error[5.0]
 
@@ -76,7 +85,7 @@ def test_equal_lengths_have_no_correlation():
 
 def test_a_non_finite_likelihood_has_no_score():
     given = shifts()
-    given.shift_w[3] = np.nan
+    given.trained_w[3] = np.nan
     rows = preference_rows(given)
     assert {row.status for row in rows} == {"degenerate"} and {row.value for row in rows} == {None}
     assert "1 of 400 held-out pairs" in rows[0].reason

@@ -14,6 +14,7 @@ from rcray.evaluate import embedded, stage
 from rcray.evaluate.command import Target, check_settings, evaluate, find_runs
 from rcray.evaluate.stage import EvaluationStage, evaluate_run
 from rcray.models.chain import CHAIN, FULL, read_chain, write_chain
+from rcray.records.items import read_items
 from tests.evaluate.test_harness import write_task
 from tests.small_runs import small_config
 
@@ -39,6 +40,38 @@ def test_rows_keep_their_old_shape(trained):
         assert {"benchmark", "metric", "value", "stderr", "n"} <= row.content().keys()
     for row in kept(trained.run(trained.plain))["rows"]:
         assert row["status"] in ("ok", "undefined")
+
+
+def test_every_pair_and_document_is_kept(trained):
+    """Rows are means of what is kept, and two runs have kept it of the same pairs and documents."""
+    kept_of = {}
+    for config in (trained.plain, trained.calibrated):
+        rows, run = evaluate_run(config, trained.store, BOTH).rows, trained.run(config)
+        keys = run.read_evaluation().keys
+        kept_of[run.run_id] = {name: read_items(run.items(keys[name])) for name in keys}
+        for row in rows:
+            items = kept_of[run.run_id][row.benchmark]
+            if row.metric in items.columns and row.value is not None:
+                assert items.columns[row.metric].mean() == pytest.approx(row.value), row.name
+                assert len(items.names) == len(set(items.names)) == row.n
+        pairs = kept_of[run.run_id]["preference"]
+        assert {"start_w", "start_l", "trained_w", "trained_l", "n_w", "n_l"} < set(pairs.columns)
+    one, other = kept_of.values()
+    assert one.keys() == {"preference", "rcray_choice", "rcray_cloze"}
+    for name in one:
+        assert one[name].names == other[name].names
+        assert set(one[name].columns) == set(other[name].columns) > set()
+
+
+def test_items_that_were_not_kept_are_no_fault(trained):
+    """As in a store of an earlier version; what is measured again is kept."""
+    evaluate_run(trained.plain, trained.store)
+    run = trained.run(trained.plain)
+    key = run.read_evaluation().keys["preference"]
+    for path in (run.items(key), trained.store.cache / "evaluation" / f"{key}.parquet"):
+        path.unlink()
+    assert evaluate_run(trained.plain, trained.store).measured == ()
+    assert read_items(run.items(key)) is None
 
 
 def test_what_a_key_depends_on(trained, monkeypatch):
@@ -92,8 +125,8 @@ def test_done_means_everything_asked_for(trained):
 def test_only_preference_without_a_section(trained):
     outcome = evaluate_run(trained.plain, trained.store)
     assert outcome.measured == ("preference",)
-    names = ["accuracy", "margin", "drift_w", "drift_l", "brier", "ece", "length_correlation"]
-    assert [row.metric for row in outcome.rows] == names
+    means = ["accuracy", "margin", "drift_w", "drift_l", "ranking", "ranking_per_token"]
+    assert [row.metric for row in outcome.rows] == [*means, "brier", "ece", "length_correlation"]
 
 
 # -- incomplete, damaged, degenerate
@@ -224,7 +257,7 @@ def test_what_is_measured_is_shown_without_ray_and_without_a_hub(trained, monkey
     monkeypatch.setattr("rcray.evaluate.command.check_settings", None)
     said, warned = [], []
     evaluate([Target("plain", trained.plain, trained.store)], BOTH, said.append, warned.append)
-    assert len(said) == 9 and not warned
+    assert len(said) == 11 and not warned
     assert any(line.startswith("plain: rcray_cloze/exact_match 0.") and "(n=24, 0 shots)" in line for line in said)
     assert "plain: preference/length_correlation undefined: all length differences are equal" in said
 

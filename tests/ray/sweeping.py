@@ -40,7 +40,9 @@ def sweep_here(file, store, *options, expect=0):
     One cell at a time, unless told otherwise: starting a second process takes longer than such cells.
     """
     done = CliRunner().invoke(app, [*_sweep(file, store), "--concurrency", "1", *options])
-    assert done.exit_code == expect and isinstance(done.exception, SystemExit | None), done.output
+    assert done.exit_code == expect and isinstance(done.exception, SystemExit | None), (
+        f"{done.output}{done.exception!r}"
+    )
     return done.output
 
 

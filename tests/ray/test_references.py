@@ -9,7 +9,8 @@ from rcray.data.prepare import prepare_data
 from rcray.models.load import load_model
 from rcray.sweep.connection import connect
 from rcray.sweep.grid import expand
-from rcray.sweep.preparation import LARGE, build_references, shared_references
+from rcray.sweep.placement import NodeKind
+from rcray.sweep.preparation import LARGE, build_references, reference_tasks, shared_references
 
 pytestmark = pytest.mark.ray
 
@@ -24,13 +25,30 @@ def test_only_large_references_have_a_stage_and_each_only_one():
     assert len(shared_references(cells(data={"train_pairs": LARGE + 1}))) == 1
 
 
+@pytest.mark.parametrize(
+    ("execution", "nodes", "pairs", "expected"),
+    [
+        ({}, [("large", {"CPU": 64.0}, 3)], None, 3),
+        ({}, [("large", {"CPU": 64.0}, 3), ("head", {"CPU": 0.0}, 1)], None, 3),
+        ({}, [("large", {"CPU": 64.0}, 3)], LARGE + 1, 2),
+        ({"gpus_per_worker": 1}, [("eight", {"CPU": 64.0, "GPU": 8.0}, 2)], None, 16),
+        ({"gpus_per_worker": 0.25}, [("two", {"CPU": 64.0, "GPU": 2.0}, 1)], None, 2),
+        ({"storage": "s3://bucket/runs"}, [("large", {"CPU": 64.0}, 3)], None, 1),
+    ],
+)
+def test_one_task_per_node_or_gpu(execution, nodes, pairs, expected):
+    (config,) = shared_references(cells(data={"train_pairs": pairs or 10**6}, execution=execution))
+    config = config.model_copy(update={"data": config.data.model_copy(update={"train_pairs": pairs})})
+    assert reference_tasks(config, [NodeKind(*node) for node in nodes]) == expected
+
+
 def test_tasks_divide_the_work(store, monkeypatch):
     import ray
 
     (config,) = shared_references(cells(data={"train_pairs": LARGE + 60, "eval_pairs": 4}))
     connect(needs_dashboard=False)
     try:
-        build_references([config], store, places=2)
+        build_references([config], store, [NodeKind(name, {"CPU": 1.0}, 1) for name in "ab"])
     finally:
         ray.shutdown()
     loaded = load_model(config.model, store.cache)

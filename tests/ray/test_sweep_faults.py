@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rcray.config import load_experiment
+from rcray.store import Store
 from rcray.sweep.grid import expand
 from rcray.train.dynamics import read_dynamics
 from tests.ray.sweeping import sweep_here, tracked, write_experiment
@@ -53,6 +55,37 @@ def test_a_process_that_always_dies_is_given_up_and_the_others_go_on(one_ray, st
     assert deadly.read_status().status == "failed"
     assert "its process was lost 3 times" in output
     assert Path(os.environ["RCRAY_TEST_DEATHS"]).read_text().count("x") == 3, "one attempt and two retries"
+
+
+def test_a_gpu_that_fails_under_a_cell_changes_no_table(one_ray, store, tmp_path):
+    """The process ends, the cell goes on in another, and the next cell does not meet the dead GPU."""
+    file = write_experiment(
+        tmp_path / "small.yaml", run={**SMALL, "objective": "my_objectives:on_a_gpu"}, grid={"train.seed": [1, 2]}
+    )
+    trigger = Path(os.environ["RCRAY_TEST_DEATHS"] + ".gpu")
+    other = Store.open(tmp_path / "undisturbed")
+    shutil.copytree(store.cache, other.cache)
+    sweep_here(file, other, "--no-tracking")
+    trigger.touch()
+    sweep_here(file, store, "--no-tracking")
+    assert not trigger.exists(), "it did not fail"
+    first, second = (store.run(cell.run_id) for cell in expand(load_experiment(file)))
+    assert [run.read_status().status for run in (first, second)] == ["ok", "ok"]
+    assert "illegal memory access" in (first.path / "error.log").read_text()
+    assert first.read_status().error == "" and not (second.path / "error.log").exists()
+    for name in ("results.md", "pathways.md"):
+        tables = [place.experiment("small") / "tables" / name for place in (store, other)]
+        assert tables[0].read_bytes() == tables[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_gpu_that_never_works_is_named(one_ray, store, tmp_path):
+    file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["my_objectives:on_a_broken_gpu", "cpo"]})
+    sweep_here(file, store, "--no-tracking", expect=1)
+    broken, sound = (store.run(cell.run_id).read_status() for cell in expand(load_experiment(file)))
+    assert (broken.status, sound.status) == ("failed", "ok")
+    error = "its process was lost 3 times: AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    assert broken.error == error
 
 
 def test_a_failing_cell_does_not_stop_the_others(one_ray, store, tmp_path):

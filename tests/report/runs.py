@@ -158,9 +158,10 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
     probe_l = np.where(measured, -70 + drift_l * grown + rng.normal(0, 0.02, steps), np.nan)
     zero, one = np.zeros(steps), np.ones(steps)
     moves = [_moves(probe, t == config.total_steps) for probe in (probe_w, probe_l)]
-    nothing = [c.name for c in COLUMNS if c.name.startswith(("next_", "batch_", "true_", "fresh_"))]
+    nothing = [c.name for c in COLUMNS if c.name.startswith(("next_", "batch_", "true_", "fresh_", "probe_"))]
     nothing += [c.name for c in COLUMNS if c.name.endswith(("_full", "_exact"))]
     return {
+        **{name: np.nan * one for name in nothing},
         "step": t, "epoch": np.zeros(steps, int), "loss": 0.69 * np.exp(-progress) + rng.normal(0, 0.02, steps),
         "z_w": z_w, "z_l": z_l, "zt_w": drift_w * grown, "zt_l": drift_l * grown, "margin": z_w - z_l,
         "d_w": np.exp(log_r_base), "d_l": one, "log_d_w": log_r_base, "log_d_l": zero, "log_s_w": -centre,
@@ -172,8 +173,21 @@ def dynamics(cell: Cell, steps: int) -> dict[str, Any]:
         "pathway_predicted": [pathway_of(*move) if move[0] == move[0] else "" for move in zip(*moves, strict=True)],
         "probe_z_w": probe_w, "probe_z_l": probe_l, "pathway_realised": _realised(probe_w, probe_l),
         "grad_norm": one, "learning_rate": 3e-4 * one, "tokens": np.full(steps, 1024), "seconds": 0.2 * one,
-        "padding": 0.1 * one, **{name: np.nan * one for name in nothing},
+        "padding": 0.1 * one,
     }  # fmt: skip
+
+
+def moved(columns: dict[str, Any]) -> dict[str, Any]:
+    """The same records with what a probe says of distributions: away from the start, gaining and then losing."""
+    measured = ~np.isnan(columns["probe_z_w"])
+    distance = np.linspace(0, 1, len(measured)) ** 0.5
+    gain = np.where(distance > 0, distance * (0.2 - 0.5 * np.log(np.maximum(distance, 1e-9))), 0)
+    values = {
+        "probe_kl": distance**2, "probe_accuracy": 0.5 + gain, "probe_entropy": 2 - distance,
+        "probe_logp_w": -2 - distance, "probe_logp_greedy": -1 + distance / 2, "probe_logp_other": -6 - distance,
+        "probe_logp_shuffled": -5 + distance,
+    }  # fmt: skip
+    return columns | {name: np.where(measured, value, np.nan) for name, value in values.items()}
 
 
 def _moves(probe: np.ndarray, after: np.ndarray) -> np.ndarray:

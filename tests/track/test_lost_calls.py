@@ -73,7 +73,7 @@ def test_whatever_call_is_lost_the_result_is_the_same(store, tracker, stored, sa
             for found_run in found.kept.values()
         )
 
-    (store.experiment("small") / "tracking.json").unlink()
+    (store.experiment("small") / "tracking.jsonl").unlink()
     failures = 0
     for at in range(100):
         failing = FailsAt(at, stored)
@@ -86,7 +86,7 @@ def test_whatever_call_is_lost_the_result_is_the_same(store, tracker, stored, sa
             second = delivery if same_process else delivery_to(failing, store, cells)
             second.deliver(final=True)
         assert content(failing) == content(tracker), at
-        (store.experiment("small") / "tracking.json").unlink()
+        (store.experiment("small") / "tracking.jsonl").unlink()
         if failing.fails_at >= 0:
             break  # past the last write
     assert 10 < failures == at, "every single write was lost once"

@@ -171,7 +171,7 @@ def test_nothing_in_mlflow_has_a_secret(secrets, tmp_path):
 
     text = "\n".join(sqlite3.connect(store.root / "mlflow.db").iterdump()).encode()
     assert b"rcray.error" in text and b"objective.params.x" in text and b"1 failed ***" in text
-    places = {"the database": text, "tracking.json's ids": b""}
+    places = {"the database": text, "tracking.jsonl's ids": b""}
     for path in (store.root / "mlartifacts").rglob("*"):
         if path.is_file():
             places[path.name] = path.read_bytes()

@@ -66,15 +66,17 @@ def test_a_killed_run_is_not_planned_as_running(store, config):
     from rcray.records.progress import TRAINING, read_progress, report, reporting
     from rcray.records.states import State
     from rcray.sweep.grid import Cell
-    from rcray.sweep.ledger import build_ledger
+    from rcray.sweep.ledger import LiveLedger
 
     run = store.run(run_id(config))
     run.write_status(replace(run.read_status(), run_id=run.run_id, status=State.RUNNING))
     cells = [Cell(run.run_id, config, ())]
+    ledger = LiveLedger(cells, store, store.experiment("x"))
+    ledger.start(run.run_id)
 
     def states():
         plan = make_plan([(run.path, Experiment(name="x"), cells)], store.root, None)
-        entry = build_ledger(cells, store, stopped={}, running=[run.run_id]).cells[0]
+        entry = ledger.refresh().cells[0]
         return plan.cells[run.run_id].status, entry.status, entry.step, entry.doing
 
     assert states()[:2] == (State.PENDING, State.PENDING)

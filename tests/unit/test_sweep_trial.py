@@ -1,15 +1,20 @@
-"""Errors told apart, a cell in smaller portions, and a process that lets go of the cell before."""
+"""Errors told apart, losses counted, a cell in smaller portions, and a process that lets go of the cell before."""
 
+import errno
 import gc
 
 import pytest
 import torch
 
 from rcray.config import RunConfig
-from rcray.errors import ConfigError, RunLockedError
-from rcray.sweep.faults import classify
+from rcray.errors import ConfigError, RunLockedError, StorageUnavailableError
+from rcray.faults import classify
+from rcray.records.states import State
+from rcray.sweep import storage
 from rcray.sweep.grid import Cell
-from rcray.sweep.trial import adjustment, run_trial, smaller_micro_batch, with_micro_batch
+from rcray.sweep.losses import NODES, PROCESSES, Losses
+from rcray.sweep.trial import _carry_out, adjustment, smaller_micro_batch, with_micro_batch
+from rcray.train.failure import is_blameless, record_failure
 from tests.small_runs import small_config
 
 
@@ -22,6 +27,87 @@ def caused(error, cause):
     return error
 
 
+KERNEL = """
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
+NCCL = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, {}, NCCL version 2.27.3
+{}"""
+UNHANDLED = "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+LAST = "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure {}"
+
+#: What CUDA and those above it say, and what it is. A GPU gives these as RuntimeErrors of one kind or another.
+MEMORY = [
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 44.39 GiB of which 1.2 GiB is free.",
+    "CUDA error: out of memory" + KERNEL,
+    "CUDA driver error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    "cuFFT error: CUFFT_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830, please report a bug.',
+    NCCL.format(UNHANDLED, LAST.format("2 'out of memory'")),
+    "HIP out of memory. Tried to allocate 64.00 MiB.",
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4398046511104 bytes. Error code 12 (Cannot allocate memory)",
+    "unable to mmap 8589934592 bytes from file <model.safetensors>: Cannot allocate memory (12)",
+]
+DEVICE = [
+    "CUDA error: an illegal memory access was encountered" + KERNEL,
+    "CUDA error: uncorrectable ECC error encountered" + KERNEL,
+    "CUDA error: uncorrectable NVLink error detected during the execution",
+    "CUDA error: unspecified launch failure" + KERNEL,
+    "CUDA error: device-side assert triggered" + KERNEL,
+    "CUDA error: misaligned address" + KERNEL,
+    "CUDA error: an illegal instruction was encountered",
+    "CUDA error: the launch timed out and was terminated",
+    "CUDA error: unknown error" + KERNEL,
+    "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "CUDA error: all CUDA-capable devices are busy or unavailable",
+    "CUDA error: no CUDA-capable device is detected",
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle, opa, opb, m, n, k)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "Triton Error [CUDA]: an illegal memory access was encountered",
+    NCCL.format(UNHANDLED, LAST.format("700 'an illegal memory access was encountered'")),
+    NCCL.format(UNHANDLED, LAST.format("999 'unknown error'")),
+    "No CUDA GPUs are available",
+    "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU",
+]
+THE_CELL_ITSELF = [
+    "CUDA error: no kernel image is available for execution on the device" + KERNEL,
+    "CUDA error: invalid device ordinal",
+    "CUDA error: invalid configuration argument",
+    "CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx(handle)`",
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+    "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes may help.",
+    "The NVIDIA driver on your system is too old (found version 11040).",
+    "out of memory, says a user's own code",
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [(message, kind) for kind, some in {"memory": MEMORY, "device": DEVICE, "deterministic": THE_CELL_ITSELF}.items()
+     for message in some],
+)  # fmt: skip
+def test_what_cuda_says(message, kind, store):
+    error = caused(RuntimeError("training failed"), torch.AcceleratorError(message))
+    assert classify(error) == kind
+    assert is_blameless(error) == (kind == "device"), "what the run did not do is not written down as its failure"
+    run = store.run("a")
+    record_failure(run, error)
+    assert run.read_status().status is (State.OOM if kind == "memory" else State.FAILED)
+
+
+def test_a_collective_without_its_peer_is_no_failure_of_the_run():
+    text = NCCL.format("remote process exited or there was a network error", "ncclRemoteError: A call failed")
+    assert is_blameless(torch.distributed.DistBackendError(text))
+    full = torch.distributed.DistBackendError(MEMORY[10])
+    assert not is_blameless(full) and classify(full) == "memory"
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -32,16 +118,44 @@ def caused(error, cause):
         (ActorDiedError("the node has died"), "transient"),
         (ConnectionResetError("by peer"), "transient"),
         (TimeoutError(), "transient"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
+        (StorageUnavailableError("execution.storage: 's3://b' cannot be used"), "transient"),
         (RunLockedError("another process is training it"), "transient"),
         (OSError(116, "Stale file handle"), "transient"),
         (OSError(28, "No space left on device"), "deterministic"),
         (ConfigError("no"), "deterministic"),
-        (RuntimeError("out of memory, says a user's own code"), "deterministic"),
         (ZeroDivisionError(), "deterministic"),
     ],
 )
 def test_errors_are_told_apart(error, kind):
     assert classify(error) == kind
+
+
+def test_lost_nodes_are_not_counted_as_lost_processes():
+    losses = Losses()
+    losses.nodes += ["spot-1", "spot-2", "there", "spot-3", "there"]
+    assert losses.verdict({"there"}) == ""
+    assert losses.verdict({"there", "spot-3"}) == "its process was lost 3 times", "that node was not lost"
+    assert losses.avoided({"there", "else"}) == {"there"}
+    losses.nodes += [""]  # never came to say where it was
+    assert losses.verdict({"there"}) == f"its process was lost {PROCESSES} times"
+
+
+def test_a_node_without_the_store_is_named_and_nobody_blamed(store, monkeypatch):
+    monkeypatch.setattr(storage, "sees", lambda mark: mark.exists())  # without waiting for a network file system
+    with storage.marked(store) as mark:
+        assert storage.fault_here(mark, None) == ""
+    fault = storage.fault_here(mark, None)
+    assert fault.startswith("not the same directory on node ")
+    error = storage.refusal(store, fault)
+    assert error.message == f"store {store.root}: {fault}" and "execution.storage" in str(error.fix)
+    assert storage.refusal(store, "No space left on device").fix == "free space there; the same command continues"
+
+
+def test_a_cell_that_takes_its_nodes_down_is_given_up():
+    losses = Losses()
+    losses.nodes += [f"spot-{i}" for i in range(NODES)]
+    assert losses.verdict({"there"}) == f"its node was lost {NODES} times"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +198,7 @@ def test_a_process_lets_go_of_what_it_trained(store, monkeypatch):
     gc.disable()
     try:
         cell = Cell(run_id(config), config, ())
-        run_trial({"cell": cell.content()}, store, (lambda *_: seen.append(trainings()),))
+        _carry_out(cell, store.run(cell.run_id), store, (lambda *_: seen.append(trainings()),), False, None)
     finally:
         gc.enable()
     assert store.run(cell.run_id).read_status().status == "ok"

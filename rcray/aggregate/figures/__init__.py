@@ -4,10 +4,17 @@ from collections.abc import Iterator, Sequence
 
 from rcray.aggregate.displacement import cures
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.figures.curves import draw_batch_likelihoods, draw_cosines, draw_likelihoods
+from rcray.aggregate.figures.curves import (
+    draw_batch_likelihoods,
+    draw_cosines,
+    draw_distributions,
+    draw_likelihoods,
+    draw_misplaced,
+)
 from rcray.aggregate.figures.displacement import draw_displacement
 from rcray.aggregate.figures.dynamics import draw_dynamics
 from rcray.aggregate.figures.estimators import draw_head_full
+from rcray.aggregate.figures.frontier import draw_frontier
 from rcray.aggregate.figures.overview import draw_overview
 from rcray.aggregate.figures.plane import draw_plane
 from rcray.aggregate.figures.schematic import draw_schematic
@@ -31,6 +38,9 @@ def _draw_all(comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair],
         yield draw_cosines(model, own)
         yield draw_likelihoods(model, own, unit)
         yield draw_batch_likelihoods(model, own, unit)
+        yield draw_distributions(model, own)
+        yield draw_misplaced(model, own)
+        yield draw_frontier(model, own)
     for comparison in comparisons:
         for with_rc in comparison.with_rc or (None,):
             yield draw_dynamics(comparison, with_rc, unit)

@@ -40,6 +40,18 @@ _BATCH_CAPTION = (
     "row: without RC, dashed and open; lower row: with RC, solid and filled."
 )
 
+_DISTRIBUTION_CAPTION = (
+    "The next token's distribution in the places of the probe's chosen answers: KL to the start model, change of its "
+    "entropy, and of the likeliest token's log-probability, per token. The likeliest token rising while the chosen "
+    "answers fall (next figure) is squeezing. Upper row: without RC, dashed and open; lower row: with RC."
+)
+_MISPLACED_CAPTION = (
+    "Change per token since the first probe: the chosen answers, the chosen answer of another prompt, the own one with "
+    "its words shuffled. Where the last two rise with the first, the mass goes to no better text. Upper row: without "
+    "RC, dashed and open; lower row: with RC, solid and filled."
+)
+_PER_TOKEN = "change since first probe (nats/token)"
+
 Curve = tuple[np.ndarray, np.ndarray]
 Rows = list[tuple[str, CellResult]]  # the title of a comparison, and the run that stands for it
 Panels = tuple[tuple[str, str, Callable[[CellResult], Curve]], ...]  # title, unit, how a run is read
@@ -75,8 +87,7 @@ def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -
 
 def draw_batch_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -> Plot | None:
     """The same of the batches that were trained on; older ledgers do not have them."""
-    runs = [result for with_rc in (False, True) for _, result in _side(comparisons, with_rc)]
-    if not any(len(_batch("z_w")(result)[0]) for result in runs):
+    if not _recorded(comparisons, "z_w"):
         return None
     panels: Panels = (
         ("$z_w$", f"batch mean ({unit})", _batch("z_w")),
@@ -85,6 +96,37 @@ def draw_batch_likelihoods(model: str, comparisons: Sequence[Comparison], unit: 
     )
     title = f"Likelihoods of the objectives on {model}, batches as the paper draws them"
     return _draw(comparisons, panels, f"likelihoods-batch-{model}", title, _BATCH_CAPTION)
+
+
+def draw_distributions(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
+    """KL to the start model, entropy and the greedy token on the probe set; None where they were not measured."""
+    if not _recorded(comparisons, "probe_kl"):
+        return None
+    panels: Panels = (
+        ("KL to the start model", "nats/token", lambda result: _finite(result, "probe_kl")),
+        ("Entropy", _PER_TOKEN, _change("probe_entropy")),
+        ("Greedy token", _PER_TOKEN, _change("probe_logp_greedy")),
+    )
+    title = f"The next token's distribution on {model}"
+    return _draw(comparisons, panels, f"distribution-{model}", title, _DISTRIBUTION_CAPTION)
+
+
+def draw_misplaced(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
+    """The chosen answers beside answers that belong to nothing; None where they were not measured."""
+    if not _recorded(comparisons, "probe_logp_other"):
+        return None
+    panels: Panels = (
+        ("Chosen answer", _PER_TOKEN, _change("probe_logp_w")),
+        ("Another prompt's answer", _PER_TOKEN, _change("probe_logp_other")),
+        ("Chosen, words shuffled", _PER_TOKEN, _change("probe_logp_shuffled")),
+    )
+    title = f"Where the probability went on {model}"
+    return _draw(comparisons, panels, f"misplaced-{model}", title, _MISPLACED_CAPTION)
+
+
+def _recorded(comparisons: Sequence[Comparison], column: str) -> bool:
+    runs = [result for with_rc in (False, True) for _, result in _side(comparisons, with_rc)]
+    return any(len(_finite(result, column)[0]) for result in runs)
 
 
 def _draw(comparisons: Sequence[Comparison], panels: Panels, name: str, title: str, caption: str) -> Plot | None:

@@ -46,7 +46,8 @@ def draw_plane(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
                 axis.set_title(model)
         for axis in list(panels)[len(by_model) :]:
             axis.set_axis_off()
-        _plane_legend(figure, [entry for entries in by_model.values() for entry in entries], titles)
+        shown = [(comparison, setting) for entries in by_model.values() for comparison, setting, _ in entries]
+        legend_of_settings(figure, shown, titles)
         return finish(figure, "pathway-plane", "Pathways on the probe set", _CAPTION, wide=len(by_model) > 1)
 
 
@@ -81,9 +82,10 @@ def _plane_panel(axis: Axes, entries: Sequence[PlaneEntry], titles: Sequence[str
     axis.set_ylabel(f"Δ$z_l$, rejected ({unit}{scale})")
 
 
-def _plane_legend(figure: Figure, entries: Sequence[PlaneEntry], titles: Sequence[str]) -> None:
+def legend_of_settings(figure: Figure, shown: Sequence[tuple[Comparison, Setting]], titles: Sequence[str]) -> None:
+    """Beside the figure: colour and marker by objective, open and dashed without RC."""
     handles: dict[str, Line2D] = {}
-    for comparison, setting, _ in entries:
+    for comparison, setting in shown:
         colour, marker = identity(titles.index(comparison.title))
         style: Any = "-" if setting.calibrated else DASHED
         unfinished = "" if setting.word == "ok" else f" ({setting.word})"

@@ -1,5 +1,6 @@
 """Answers of a model to instructions: chat template, greedy or sampled, batches of similar length."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,31 +24,45 @@ def generate(
     Raises:
         DegenerateRunError: the model's logits are not finite, or it says nothing.
     """
-    import torch
-
     fault = model_fault(model, tokenizer)
     if fault:
         raise DegenerateRunError(f"{generator}: {fault}")
     prompts = [_prompt(tokenizer, text) for text in instructions]
+    found = continuations(model, tokenizer, prompts, settings, on_batch)
+    answers = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in found]
+    empty = sum(not answer for answer in answers)
+    if len(answers) >= LEAST_ANSWERS and empty >= EMPTY_SHARE * len(answers):
+        raise DegenerateRunError(f"{generator}: {empty} of {len(answers)} answers are empty")
+    return [Output(text, answers[i], generator) for i, text in enumerate(instructions)]
+
+
+def continuations(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    settings: GenerationConfig,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[list[int]]:
+    """What the model says after each prompt, up to the end of its turn; the random generators are left as they were."""
+    import torch
+
     room = _context(model)
     for number, ids in enumerate(prompts, 1):
         if room is not None and len(ids) >= room:
             raise DataError(f"instruction {number} has {len(ids)} tokens, and the model's context is {room}")
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # the longest first: memory fails at once
-    answers: dict[int, str] = {}
+    found: dict[int, list[int]] = {}
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.manual_seed(settings.seed)
         for start in range(0, len(order), settings.batch_size):
             rows = order[start : start + settings.batch_size]
-            decoded = _answers(model, tokenizer, [prompts[i] for i in rows], settings, room)
-            answers.update(zip(rows, decoded, strict=True))
+            found.update(
+                zip(rows, _continue(model, tokenizer, [prompts[i] for i in rows], settings, room), strict=True)
+            )
             if on_batch:
-                on_batch(len(answers))
-    empty = sum(not answers[i].strip() for i in answers)
-    if len(answers) >= LEAST_ANSWERS and empty >= EMPTY_SHARE * len(answers):
-        raise DegenerateRunError(f"{generator}: {empty} of {len(answers)} answers are empty")
-    return [Output(text, answers[i], generator) for i, text in enumerate(instructions)]
+                on_batch(len(found))
+    return [found[i] for i in range(len(prompts))]
 
 
 def _prompt(tokenizer: Any, instruction: str) -> list[int]:
@@ -59,9 +74,9 @@ def _context(model: Any) -> int | None:
     return getattr(model.config, "max_position_embeddings", None)
 
 
-def _answers(
+def _continue(
     model: Any, tokenizer: Any, prompts: Sequence[list[int]], settings: GenerationConfig, room: int | None
-) -> list[str]:
+) -> list[list[int]]:
     import torch
 
     width = max(map(len, prompts))
@@ -81,4 +96,5 @@ def _answers(
         eos_token_id=tokenizer.eos_token_id,
         **(sampled if settings.temperature > 0 else {"do_sample": False}),
     )
-    return [tokenizer.decode(row[width:], skip_special_tokens=True).strip() for row in tokens]
+    ends = {filler, tokenizer.eos_token_id}
+    return [list(itertools.takewhile(lambda token: token not in ends, row)) for row in tokens[:, width:].tolist()]

@@ -64,12 +64,12 @@ def damage_state(ground: Ground) -> str:
     """Everything a sweep writes down about itself; the finished cell loses its status and is trained again."""
     done, rest = finished_and_unfinished(ground)
     truncate(ground.experiment / "ledger.json")
-    (ground.experiment / "tracking.json").write_bytes(GARBAGE)
+    (ground.experiment / "tracking.jsonl").write_bytes(GARBAGE)
     truncate(done.status)
     rest.status.write_bytes(GARBAGE)
     done.evaluation.write_bytes(b"")
     (done.path / "environment.json").write_text(json.dumps({"not": "a list"}))
-    ground.expected_words += ("status.json is damaged", "tracking.json is damaged", "kept as status.json.damaged-1")
+    ground.expected_words += ("status.json is damaged", "tracking.jsonl is damaged", "kept as status.json.damaged-1")
     return "ledger, delivery book, both status files, evaluation, environment; set aside, made again"
 
 

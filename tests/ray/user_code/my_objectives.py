@@ -31,3 +31,24 @@ def kills_its_process(pairs):
     with open(os.environ["RCRAY_TEST_DEATHS"], "a") as file:
         file.write("x")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+_calls, _gpu_is_lost = 0, False
+
+
+def on_a_gpu(pairs):
+    """DPO on a GPU that fails once, where a file asks for it, some steps in; nothing works there afterwards."""
+    global _calls, _gpu_is_lost
+    _calls += 1
+    trigger = os.environ["RCRAY_TEST_DEATHS"] + ".gpu"
+    if _calls == 10 and os.path.exists(trigger):
+        os.remove(trigger)
+        _gpu_is_lost = True
+    if _gpu_is_lost:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    return torch.nn.functional.softplus(-0.1 * pairs.mt)
+
+
+def on_a_broken_gpu(pairs):
+    """A GPU that never works."""
+    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")

@@ -1,0 +1,104 @@
+"""Tables of how far every cell moved, where the probability went, and what was gained for the distance."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rcray.aggregate import movement
+from rcray.aggregate.frame import ACCURACY
+from rcray.aggregate.groups import Comparison, Setting, has_seeds
+from rcray.aggregate.movement import Turn, movement_path, turning_point
+from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.config.models import table_name
+
+_HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
+_SEEDS = "Mean ± sample standard deviation over seeds."
+
+
+def movement_table(comparisons: Sequence[Comparison]) -> Table | None:
+    """KL, entropy and likelihoods per token at the end of training against its start; None where nobody measured."""
+
+    def change(column: str, title: str, help: str) -> Column:
+        metric = movement.CHANGES[column]
+        return Column(metric.rpartition("/")[2], title, help, metric=metric, digits=3, sign=True)
+
+    columns = (
+        Column("kl", "KL (nats/token)", "KL to the start model on the probe's chosen answers",
+               metric=movement.KL, digits=4),
+        change("probe_entropy", "Δ entropy (nats/token)", "change of the next token's entropy in the same places"),
+        change("probe_logp_w", "Δ chosen (nats/token)", "change of the chosen answers' log-probability"),
+        change("probe_logp_greedy", "Δ greedy (nats/token)", "change of the likeliest token's log-probability there"),
+        change("probe_logp_other", "Δ other's (nats/token)", "change of another prompt's chosen answer"),
+        change("probe_logp_shuffled", "Δ shuffled (nats/token)", "change of the chosen answer with its words shuffled"),
+    )  # fmt: skip
+    return _table(
+        comparisons,
+        columns,
+        "movement",
+        "How far it moved, and where the probability went",
+        "Probe set, last measurement against the first, per token. The likeliest token rising while the chosen answer "
+        "falls is squeezing: mass goes to what the model says anyway. Another prompt's answer or shuffled words rising "
+        "with the chosen answer: mass goes to no better text.",
+    )
+
+
+def frontier_table(comparisons: Sequence[Comparison]) -> Table | None:
+    """What every cell gained for its distance, and where that turned; None where nobody measured."""
+    columns = (
+        Column("root_kl", "√KL", "root of the KL to the start model per token, at the end",
+               metric=movement.ROOT_KL, digits=3),
+        Column("accuracy_percent", "Accuracy (%)", "held-out pairs whose margin grew against the reference",
+               metric=ACCURACY, percent=True, spread=True),
+        Column("probe_accuracy_end_percent", "Probe, end (%)", "the same of the probe set, at the end",
+               metric=movement.GREW_END, percent=True),
+        Column("probe_accuracy_best_percent", "Probe, best (%)", "at the probe where it was highest",
+               metric=movement.GREW_BEST, percent=True),
+        Column("root_kl_at_best", "√KL at best", "where the best was first reached",
+               metric=movement.ROOT_KL_AT_BEST, digits=3),
+        Column("turning_point", "Turns at √KL", "where the fitted gain is largest", digits=3),
+    )  # fmt: skip
+    return _table(
+        comparisons,
+        columns,
+        "frontier",
+        "What was gained for the distance",
+        "Share of pairs whose margin grew, against the root of the KL to the start model. The turning "
+        "point is that of the fit gain = d (a − b log d) over the probes of all seeds: it needs six of them, "
+        "half of the spread explained, and a maximum between the points.",
+    )
+
+
+def _table(
+    comparisons: Sequence[Comparison], columns: Sequence[Column], name: str, title: str, note: str
+) -> Table | None:
+    lines = [(c, setting) for c in comparisons for setting in c.settings]
+    if not any(movement.KL in result.metrics for _, setting in lines for result in setting.finished):
+        return None
+    several = has_seeds(setting for _, setting in lines)
+    rows = [
+        Row(
+            table_name(c.model),
+            (Entry(c.title), Entry(setting.rc), *(_entry(column, setting, several) for column in columns)),
+        )
+        for c, setting in lines
+    ]
+    notes = (note, _SEEDS) if several else (note,)
+    return Table(title, notes, (*_HEADS, *columns), tuple(rows), "std" if several else "stderr", name)
+
+
+def _entry(column: Column, setting: Setting, several: bool) -> Entry:
+    if column.metric:
+        return setting.entry(column.metric, several)
+    turn = turn_of(setting)
+    if isinstance(turn, Turn):
+        return Entry(value=turn.at, runs=setting.run_ids)
+    return Entry(turn, tone="absent")
+
+
+def turn_of(setting: Setting) -> Turn | str:
+    """The turning point of a setting, over the probes of all its seeds."""
+    paths = [path for result in setting.finished if len((path := movement_path(result.run)).distance)]
+    if not paths:
+        return "not measured"
+    distance = np.concatenate([path.distance for path in paths])
+    return turning_point(distance, np.concatenate([path.grew - path.grew[0] for path in paths]))

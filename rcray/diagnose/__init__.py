@@ -1,0 +1,1 @@
+"""`rcray diagnose`: which pairs will hurt, before anything is trained."""

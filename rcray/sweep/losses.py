@@ -1,0 +1,121 @@
+"""Lost processes and nodes: how often a cell may lose them, and where it is tried next.
+
+A cell is given up after three lost processes. A lost node, such as a spot instance that was taken away, is none of
+them: which of the two it was is decided by whether the node is there when the next process is lost, because the
+processes of a node often die before it does. A process that was lost on a node that is still there may have met a GPU
+that is broken, so its cell goes to another node, where there is one that holds it.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from rcray.faults import classify
+from rcray.records.states import State
+from rcray.sweep.ledger import LiveLedger
+from rcray.sweep.placement import NodeKind
+from rcray.sweep.storage import RemoteRuns
+
+PROCESSES = 3
+NODES = 20  # of one cell: it is the cell that ends them
+#: In a trial's first report: its node, and whether it sees the store of the sweep.
+NODE, SHARES_STORE = "node", "shares_store"
+#: In a trial's settings: why its next process only writes down that it is given up.
+GIVEN_UP = "given_up"
+_NODE_LABEL = "ray.io/node-id"
+
+
+class Losses:
+    """The losses of one cell: on which node each of them was; empty for one that never came to say so."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+
+    def verdict(self, alive: Collection[str]) -> str:
+        """Why the cell is given up; empty while it is not."""
+        processes = sum(not node or node in alive for node in self.nodes)
+        nodes = len(self.nodes) - processes
+        if processes >= PROCESSES:
+            return f"its process was lost {processes} times"
+        return f"its node was lost {nodes} times" if nodes >= NODES else ""
+
+    def avoided(self, alive: Collection[str]) -> set[str]:
+        """Nodes that are there and on which a process of it was lost."""
+        return set(self.nodes) & set(alive)
+
+
+def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
+    """A Tune callback: tells the ledger what runs, counts losses, and gives up what lost too much."""
+    from ray.tune import Callback
+
+    class TrialWatch(Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.losses: dict[str, Losses] = {}
+            self._node: dict[str, str] = {}
+            self.given_up = False
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Callback, ()  # Tune writes its settings down, nothing is read from them; a lock cannot be written
+
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            ledger.start(_key(trial))
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+        ) -> None:
+            if NODE in result:
+                self._node[_key(trial)] = result[NODE]
+                if result[SHARES_STORE]:
+                    remote.is_written_here(_key(trial))
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            ledger.end(_key(trial))
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            ledger.end(_key(trial))
+
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            key = _key(trial)
+            ledger.end(key)
+            nodes = _alive()
+            losses = self.losses.setdefault(key, Losses())
+            losses.nodes.append(self._node.pop(key, ""))
+            if reason := losses.verdict(nodes):
+                trial.config = {**trial.config, GIVEN_UP: _given_up(reason, trial.get_pickled_error())}
+                trial.max_failures = 0  # if even that process is lost, that is all
+                self.given_up = True
+            else:
+                _move(trial, losses.avoided(nodes), nodes)
+
+    return TrialWatch()
+
+
+def _key(trial: Any) -> str:
+    return str(trial.config["cell"]["run_id"])
+
+
+def _given_up(reason: str, error: BaseException | None) -> dict[str, str]:
+    memory = error is not None and classify(error) == "memory"
+    return {
+        "state": State.OOM if memory else State.FAILED,
+        "lost": reason,
+        "reason": " ".join(str(error or "").split())[:400],
+    }
+
+
+def _alive() -> dict[str, dict[str, float]]:
+    """The resources of the nodes that are there, by their ids."""
+    import ray
+
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def _move(trial: Any, avoided: Collection[str], nodes: dict[str, dict[str, float]]) -> None:
+    """Keeps the next try off the nodes avoided, if another one that is there can hold it."""
+    from ray.tune import PlacementGroupFactory
+
+    bundles = trial.placement_group_factory.bundles
+    others = [NodeKind(node, offered, 1) for node, offered in nodes.items() if node not in avoided]
+    if not avoided or not any(all(kind.holds(bundle) for bundle in bundles) for kind in others):
+        return
+    selector = {_NODE_LABEL: f"!in({','.join(sorted(avoided))})"}
+    trial.update_resources(PlacementGroupFactory(bundles, bundle_label_selector=[selector] * len(bundles)))
