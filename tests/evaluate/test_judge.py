@@ -63,13 +63,14 @@ def test_a_whole_job_through_every_fault(tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     cache = tmp_path / "judgements.jsonl"
     with JudgeServer(script) as server:
-        found = judge(matches(count), config(server), cache)
+        patient = config(server, timeout=2)  # a busy machine's late answer is no fault of the client
+        found = judge(matches(count), patient, cache)
         calls = sum(server.calls.values())
         assert tried == set(faults)
         assert len(server.calls) == len(server.answered) == 2 * count
         assert set(server.answered.values()) == {1}, "an answered question is not asked again"
         assert calls > 2 * count + 180
-        again = judge(matches(count), config(server), cache)
+        again = judge(matches(count), patient, cache)
         assert sum(server.calls.values()) == calls, "everything is on disk"
         assert server.keys == {f"Bearer {KEY}"}
     assert again == found and len(found) == 2 * count
