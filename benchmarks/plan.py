@@ -1,7 +1,7 @@
 """`rcray plan --measure` beside what a cell of experiments/real.yaml then takes: time and memory.
 
-One micro-batch is timed, then a cell of a few steps is trained and evaluated in a process of its own. Downloads the
-model and the pairs on first use. `--quick`: four steps.
+One micro-batch is timed, then the cell (DPO by the update) is trained and evaluated, each in a process of its own.
+Downloads the model and the pairs on first use. `--quick`: four steps.
 """
 
 import resource
@@ -11,21 +11,29 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from rcray.config import RunConfig, load_experiment
 from rcray.evaluate.stage import evaluate_run
+from rcray.models.load import load_model
 from rcray.store import Store
 from rcray.sweep.cost import estimate
-from rcray.sweep.grid import Cell, expand
-from rcray.sweep.measure import measure
+from rcray.sweep.grid import expand
+from rcray.sweep.measure import measure_apart
 from rcray.train.launch import launch
 
 ROOT = Path(__file__).parents[1]
 
 
-def cell_of(quick: bool) -> Cell:
-    steps = 4 if quick else 12
-    settings = {"objective": "dpo", "calibration.enabled": True, "data.train_pairs": 8 * steps, "data.eval_pairs": 16}
-    return expand(load_experiment(ROOT / "experiments" / "real.yaml"), settings)[0]
+def cell_of(quick: bool) -> RunConfig:
+    """DPO by the update: reference, steps, looks, probes, evaluation, all of it."""
+    pairs = 16 if quick else 112
+    cells = expand(
+        load_experiment(ROOT / "experiments" / "real.yaml"),
+        {"data.train_pairs": pairs, "data.eval_pairs": 16 if quick else 96},
+    )
+    configs = (cell.config for cell in cells)
+    return next(c for c in configs if c.objective.name == "dpo" and c.calibration.steers_by_update)
 
 
 def train(config: RunConfig, store: Store) -> None:
@@ -39,14 +47,14 @@ def train(config: RunConfig, store: Store) -> None:
 
 def main() -> None:
     quick = "--quick" in sys.argv
-    config = cell_of(quick).config
+    config = cell_of(quick)
     if "--train" in sys.argv:
         train(config, Store.open(sys.argv[sys.argv.index("--train") + 1]))
         return
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(folder)
-        measure(config, store)  # fills the cache: building the model is nobody's cell
-        seen, guessed = measure(config, store), estimate(config)
+        load_model(config.model, store.cache, seed=0, device=torch.device("cpu"))  # kept: making it is nobody's cell
+        seen, guessed = measure_apart(config, store), estimate(config)
         command = [sys.executable, "-m", "benchmarks.plan", "--train", folder, *(["--quick"] if quick else [])]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     seconds, peak = map(float, done.stdout.split()[-2:])

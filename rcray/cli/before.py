@@ -57,6 +57,7 @@ def init(
     from rcray.config.models import embedded_models
     from rcray.starter import Wanted, write_starter
 
+    announce(f"looking at {model} and {data}")
     columns = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     experiment, cells = write_starter(file, Wanted(model, data, method, columns))
     typer.echo(f"{file}: experiment {experiment.name!r} with {cells} cells")
@@ -187,12 +188,13 @@ def show_pairs(
     tiny: TinyOption = False,
 ) -> None:
     """Print the first pairs as they are rendered, scored and truncated, by the preset `official` and by `paper`."""
+    _, cells = cells_of(file, set_, tiny)
+    announce(f"reading {file}'s tokenizers and pairs")
     from rcray.config.fidelity import PRESETS
     from rcray.data.display import LEGEND, describe_pairs, same_rows
     from rcray.models.load import read_tokenizer
     from rcray.models.sources import locate_tokenizer
 
-    _, cells = cells_of(file, set_, tiny)
     presets = {name: cells_of(file, [*(set_ or ()), f"fidelity={name}"], tiny)[1] for name in reversed(list(PRESETS))}
     own = {cell.config.fidelity for cell in cells}
     typer.echo(LEGEND)

@@ -170,6 +170,7 @@ def sync(
     A sweep or a training runs this with --follow by itself. By hand it is for one whose delivery was killed, or to
     deliver to a second server; two of them at once send nothing twice.
     """
+    announce(f"looking for what {store} has not delivered")
     from rcray import sync as delivering
     from rcray.follow import follow as follow_training
     from rcray.follow import one_to_follow

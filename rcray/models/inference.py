@@ -23,6 +23,11 @@ from rcray.models.likelihood import side_logps
 TOKENS = {"cpu": 2048, "cuda": 16384}
 
 
+def budget(device: torch.device) -> int:
+    """Of tokens, on this device."""
+    return TOKENS.get(device.type, TOKENS["cuda"])
+
+
 def length_order(lengths: np.ndarray) -> np.ndarray:
     """Positions of pairs from the longest to the shortest; `lengths` as in EncodedPairs."""
     return np.argsort(-(lengths @ (1, 1, 1)), kind="stable")
@@ -58,9 +63,8 @@ def pair_sums(
     place = {int(i): column for column, i in enumerate(index)}
     found = torch.empty(4, len(place), dtype=torch.float64)
     allowed, done = capabilities_of(model), 0
-    budget = TOKENS.get(device.type, TOKENS["cuda"])
     with torch.no_grad(), allowed.precision():
-        for rows in token_batches(lengths, [int(i) for i in index], budget):
+        for rows in token_batches(lengths, [int(i) for i in index], budget(device)):
             columns = torch.tensor([place[i] for i in rows])
             found[:, columns] = batch_sums(model, collate(pairs, rows).to(device), allowed, watch).double().cpu()
             done += len(rows)

@@ -1,14 +1,18 @@
 """`rcray plan --measure`: one timed micro-batch of a cell on this machine, and what the whole cell takes by it.
 
-The cell's own step is made on its own data, from the model as it starts: once to warm up, then timed. An objective
-without a reference stands in, since the reference is a pass of its own; what is forwarded without a gradient (the
-reference, the probes, the evaluation) is timed on the same pairs. Nothing is trained and no run is touched; the model
-and the encoded data are cached in the store, as a sweep would.
+The cell's own step is made on its own data, from the model as it starts: once to warm up, then timed, then with a look
+at fresh pairs. An objective without a reference stands in, since the reference is a pass of its own; what is forwarded
+without a gradient (the reference, the probes, the evaluation) is timed on one forward's worth of pairs. Nothing is
+trained and no run is touched; the model and the encoded data are cached in the store, as a sweep would.
 """
 
+import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -24,30 +28,47 @@ class Measured:
     """What was seen."""
 
     pair_seconds: float  # a pair's share of a step
+    watched_seconds: float  # the same in a step that begins with a look: its two branches are kept apart
+    look_seconds: float  # the look itself
     forward_seconds: float  # a pair without a gradient
     start_seconds: float  # until the first step: reading the model, finding its data
     pairs: int  # usable ones to train on
+    fresh: int  # those of the looks, whose likelihoods at the start are known where there is a reference
     held_out: int
     peak_bytes: float  # of the process, or of its GPU
 
     def hours(self, config: RunConfig, *, evaluated: bool = True) -> float:
-        """The whole cell: steps, reference, probes, and the held-out pairs before and after."""
+        """The whole cell: steps and looks, reference, probes, and the held-out pairs before and after."""
         train = config.train
         steps = train.epochs * (self.pairs // train.batch_size)
-        looks = 1 + -(-steps // train.probe_every)
-        forwards = looks * min(train.probe_pairs, self.held_out)
-        if config.needs_reference and not config.objective.traits.token_level:
-            forwards += self.pairs
+        looks = self.looks(config)
+        probes = 1 + -(-steps // train.probe_every)
+        forwards = probes * min(train.probe_pairs, self.held_out)
+        has_reference = config.needs_reference and not config.objective.traits.token_level
+        forwards += self.pairs if has_reference else self.fresh
         forwards += 2 * self.held_out if evaluated else 0
-        seconds = steps * train.batch_size * self.pair_seconds + forwards * self.forward_seconds
+        in_steps = (steps - looks) * self.pair_seconds + looks * self.watched_seconds
+        seconds = train.batch_size * in_steps + looks * self.look_seconds + forwards * self.forward_seconds
         return (self.start_seconds + seconds) / 3600
+
+    def looks(self, config: RunConfig) -> int:
+        """How many the run takes."""
+        if not config.calibration.look_every:
+            return 0
+        from rcray.data.schedule import LookSchedule, Schedule
+
+        train, calibration = config.train, config.calibration
+        schedule = Schedule(self.pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed)
+        plan = LookSchedule(schedule, calibration.look_every, calibration.look_pairs)
+        return sum(plan.rows(step) is not None for step in range(schedule.total_steps))
 
 
 def measurement_key(config: RunConfig) -> str:
     """Cells with equal keys cost the same per pair: one measurement serves them all."""
     content = config.model_dump(mode="json", include={"model", "data", "likelihood", "execution"})
     train = config.train.model_dump(mode="json", exclude={"seed", "epochs", "learning_rate"})
-    return content_key([content, train, config.calibration.scores, config.calibration.record_full])
+    of_a_step = {"scores", "record_full", "look_every", "look_pairs"}
+    return content_key([content, train, config.calibration.model_dump(mode="json", include=of_a_step)])
 
 
 def measure(config: RunConfig, store: Store) -> Measured:
@@ -55,7 +76,7 @@ def measure(config: RunConfig, store: Store) -> Measured:
     import torch
 
     from rcray.data.batch import collate
-    from rcray.models.inference import pair_sums
+    from rcray.models.inference import budget, pair_sums
     from rcray.train.loop import Job, prepare
     from rcray.train.step import optimizer_step
 
@@ -75,37 +96,58 @@ def measure(config: RunConfig, store: Store) -> Measured:
         training.state.policy.model.train()
         rows = _typical(training.data.lengths, size)
         batch = collate(training.data.pairs, rows)
-        timed = []
-        for step in (1, 2):
-            begun = time.perf_counter()
-            optimizer_step(training.state, [batch], step)
-            _wait(torch)
-            timed.append(time.perf_counter() - begun)
-        policy = training.state.policy
-        begun = time.perf_counter()
-        pair_sums(policy.model, training.data.pairs, training.data.lengths, rows, policy.device)
-        _wait(torch)
-        forward = time.perf_counter() - begun
+        fresh = training.fresh
+
+        def step(micro_batches: int, *, watched: bool) -> float:
+            look = fresh.at(0) if watched and fresh else None
+            return _timed(torch, lambda: optimizer_step(training.state, [batch] * micro_batches, 1, look))
+
+        step(1, watched=True)  # warms up
+        plain, one, two = step(1, watched=False), step(1, watched=True), step(2, watched=True)
+        data, policy = training.data, training.state.policy
+        many = _typical(data.lengths, max(size, int(budget(policy.device) / (data.lengths @ (2, 1, 1)).mean())))
+        forward = _timed(torch, lambda: pair_sums(policy.model, data.pairs, data.lengths, many, policy.device))
+        forward /= len(many)
         local = survey(config.data, config.model)
-        pairs, held_out = len(training.data.pairs), local.held_out if local else config.data.eval_pairs
+        pairs, held_out = len(data.pairs), local.held_out if local else config.data.eval_pairs
+        looked_at = len(fresh.start) if fresh else 0
+        started = max(started - looked_at * forward, 0.0)  # the stand-in has no reference to read them from
     on_gpu = policy.device.type == "cuda"
     peak = float(torch.cuda.max_memory_allocated(policy.device)) if on_gpu else _peak_bytes()
-    return Measured(timed[-1] / size, forward / size, started, pairs, held_out, peak)
+    return Measured(
+        pair_seconds=plain / size,
+        watched_seconds=(two - one) / size,
+        look_seconds=2 * one - two,
+        forward_seconds=forward,
+        start_seconds=started,
+        pairs=pairs,
+        fresh=looked_at,
+        held_out=held_out,
+        peak_bytes=peak,
+    )
+
+
+def measure_apart(config: RunConfig, store: Store) -> Measured:
+    """The same in a process of its own, as a cell has one: its memory is nobody else's."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure, config, store).result()
 
 
 def _typical(lengths: object, size: int) -> list[int]:
-    """Pairs around the mean length, the longest of a step among them: what a step costs on average."""
+    """Pairs spread evenly over all lengths: what they cost is what pairs cost on average."""
     import numpy as np
 
     order = np.argsort(np.asarray(lengths) @ (1, 1, 1), kind="stable")
-    places = np.linspace(0, len(order) - 1, num=min(size, len(order)) + 2)[1:-1]
-    return [int(order[int(place)]) for place in places]
+    count = min(size, len(order))
+    return [int(order[int((place + 0.5) * len(order) / count)]) for place in range(count)]
 
 
-def _wait(torch: object) -> None:
-    cuda = torch.cuda  # type: ignore[attr-defined]
-    if cuda.is_available():
-        cuda.synchronize()
+def _timed(torch: Any, what: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    what()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
 
 
 def _peak_bytes() -> float:

@@ -20,9 +20,9 @@ from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
 MEASURED = (
-    "Measured here: one micro-batch of each kind of cell, one cell at a time; reference, probes and held-out pairs are "
-    "counted, benchmarks are not. Memory is that of the process. Of GPU cells without a GPU here, memory is that of a "
-    "step on a pretended one, and hours are estimates."
+    "Measured here: one micro-batch of each kind of cell, one cell at a time; looks, reference, probes and held-out "
+    "pairs are counted, benchmarks are not. Memory is that of the process. Of GPU cells without a GPU here, memory is "
+    "that of a step on a pretended one, and hours are estimates."
 )
 _WIDE = 110  # columns
 
@@ -138,7 +138,7 @@ def make_plan(
 def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
     """The plan with hours and memory from timed micro-batches: one for all cells that cost the same per pair."""
     from rcray.models.device import why_no_gpu
-    from rcray.sweep.measure import Measured, measure, measurement_key
+    from rcray.sweep.measure import Measured, measure_apart, measurement_key
 
     found: dict[str, Measured] = {}
     peaks: dict[str, Peak] = {}
@@ -158,7 +158,7 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
             continue
         if key not in found:
             say(f"measuring a micro-batch of {planned.cell.label}")
-            found[key] = measure(config, store)
+            found[key] = measure_apart(config, store)
         seen, cost = found[key], planned.cost
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
@@ -260,7 +260,7 @@ def assumptions(gpu: Accelerator) -> str:
     return (
         f"Estimates assume a {gpu.name} ({gpu.flops / 1e12:g} TFLOP/s in 16 bits, {gpu.utilisation:.0%} of it used, "
         f"{gpu.memory / 1e9:g} GB; --gpu names another), {_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of "
-        "them. Held-out pairs are counted, benchmarks are not. Memory is one worker's, on its device, with the longest "
+        "them. Held-out pairs are counted, looks and benchmarks are not. Memory is one worker's, on its device, with the longest "
         "pairs: measured on the real shapes of the presets (rcray/sweep/memory.py), a rule of thumb for others."
     )
 

@@ -73,7 +73,9 @@ def _carry_out(
         _write_given_up(cell.config, run, given_up)
         return
     try:
-        if train_cell(cell.config, run, store, scored).status is State.OK:
+        outcome = train_cell(cell.config, run, store, scored).status
+        _free_memory()  # a process goes on to other stages and cells: what was trained lies in cycles until then
+        if outcome is State.OK:
             for stage in stages:
                 stage(cell.config, store)
     except Exception as error:
@@ -87,6 +89,7 @@ def _carry_out(
         record_failure(run, error)
         if kind == "transient":
             raise
+    _free_memory()
 
 
 def _write_given_up(config: RunConfig, run: RunDir, given_up: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
-"""Errors told apart, losses counted, and a cell in smaller portions."""
+"""Errors told apart, losses counted, a cell in smaller portions, and a process that lets go of the cell before."""
 
 import errno
+import gc
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from rcray.errors import ConfigError, RunLockedError, StorageUnavailableError
 from rcray.faults import classify
 from rcray.records.states import State
 from rcray.sweep import storage
+from rcray.sweep.grid import Cell
 from rcray.sweep.losses import NODES, PROCESSES, Losses
-from rcray.sweep.trial import adjustment, smaller_micro_batch, with_micro_batch
+from rcray.sweep.trial import _carry_out, adjustment, smaller_micro_batch, with_micro_batch
 from rcray.train.failure import is_blameless, record_failure
+from tests.small_runs import small_config
 
 
 class ActorDiedError(Exception):
@@ -176,3 +179,27 @@ def test_a_smaller_window_is_told(granularity, smaller_windows):
     note = adjustment(config, 4).note
     assert note.startswith("micro-batch 8 -> 4")
     assert ("smaller windows" in note) == smaller_windows
+
+
+def test_a_process_lets_go_of_what_it_trained(store, monkeypatch):
+    """Ray's processes go from cell to cell; models of finished ones would add up until Python happens to tidy up."""
+    from ray import tune
+
+    from rcray.config import run_id
+    from rcray.train.loop import Training
+
+    def trainings():
+        return sum(type(thing) is Training for thing in gc.get_objects())
+
+    config = small_config(data={"train_pairs": 8, "eval_pairs": 4})
+    seen = []
+    monkeypatch.setattr(tune, "report", lambda *_: None)
+    gc.collect()
+    gc.disable()
+    try:
+        cell = Cell(run_id(config), config, ())
+        _carry_out(cell, store.run(cell.run_id), store, (lambda *_: seen.append(trainings()),), False, None)
+    finally:
+        gc.enable()
+    assert store.run(cell.run_id).read_status().status == "ok"
+    assert (seen, trainings()) == ([0], 0), "neither while it is evaluated nor after"
