@@ -260,8 +260,8 @@ def assumptions(gpu: Accelerator) -> str:
     return (
         f"Estimates assume a {gpu.name} ({gpu.flops / 1e12:g} TFLOP/s in 16 bits, {gpu.utilisation:.0%} of it used, "
         f"{gpu.memory / 1e9:g} GB; --gpu names another), {_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of "
-        "them. Held-out pairs are counted, looks and benchmarks are not. Memory is one worker's, on its device, with the "
-        "longest pairs: measured on the presets' real shapes where activations are kept, by rule elsewhere."
+        "them. Held-out pairs are counted, looks and benchmarks are not. Memory is one worker's, on its device, with "
+        "the longest pairs: measured on the presets' real shapes where activations are kept, by rule elsewhere."
     )
 
 

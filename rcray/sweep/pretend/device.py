@@ -95,7 +95,7 @@ class Watch(TorchDispatchMode):
 
     def __enter__(self) -> "Watch":
         F.scaled_dot_product_attention = self._attend  # type: ignore
-        masking_utils.is_tracing = lambda _tensor=None: False  # it takes fake tensors for a graph under construction
+        masking_utils.is_tracing = lambda tensor=None: False  # it takes fake tensors for a graph under construction
         FakeTensor.tolist = lambda tensor: self._listed(tensor)  # type: ignore
         self._above.__enter__()
         super().__enter__()
