@@ -42,5 +42,5 @@ def accelerator(name: str) -> Accelerator:
         return ACCELERATORS[name.lower()]
     except KeyError:
         raise ConfigError(
-            f"--gpu: unknown card {name!r}{did_you_mean(name, ACCELERATORS)}", fix=f"use {', '.join(ACCELERATORS)}"
+            f"--gpu: unknown card {name!r}{did_you_mean(name, ACCELERATORS)}", fix="name one of them"
         ) from None

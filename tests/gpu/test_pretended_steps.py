@@ -5,9 +5,9 @@ import pytest
 from rcray.config import RunConfig
 from rcray.config.models import MODELS
 from rcray.sweep.memory import measured_peaks, peak_key
-from tests.gpu.cells import BETWEEN, CELLS, DEPTHS, PEAKS, PRESETS, seen
+from tests.gpu.cells import BETWEEN, CELLS, DEEPER, DEPTHS, PRESETS, look_at, seen
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 MICRO_BATCHES = 2
 
 
@@ -60,11 +60,13 @@ def test_plain_rows_take_the_causal_kernel_and_packed_rows_the_masked_one():
     assert "bfloat16 masked" in seen()["qlora plain"]["attention"]
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_plan_tells_the_peak(name):
+@pytest.mark.slow
+def test_the_plan_tells_the_peak():
     """Within 10%; every layer holds the same, so that two depths tell the whole model's."""
-    few, more = (seen()[f"{name} {depth} deep"]["peak_bytes"] for depth in DEPTHS)
-    whole = few + (more - few) / (DEPTHS[1] - DEPTHS[0]) * (MODELS[name].shape.layers - DEPTHS[0])
-    config = RunConfig.model_validate(PEAKS[f"{name} {DEPTHS[0]} deep"]["config"])
-    said = measured_peaks()[peak_key(config)].at(2 * config.train.micro_batch_size * BETWEEN)
-    assert said == pytest.approx(whole, rel=0.1)
+    deeper = look_at(DEEPER)
+    for name in PRESETS:
+        few, more = seen()[name]["peak_bytes"], deeper[name]["peak_bytes"]
+        whole = few + (more - few) / (DEPTHS[1] - DEPTHS[0]) * (MODELS[name].shape.layers - DEPTHS[0])
+        config = RunConfig.model_validate(DEEPER[name]["config"])
+        said = measured_peaks()[peak_key(config)].at(2 * config.train.micro_batch_size * BETWEEN)
+        assert said == pytest.approx(whole, rel=0.1), name

@@ -58,7 +58,8 @@ def test_conflicts_are_named(tmp_path):
 def test_a_share_of_a_gpu_must_hold_the_cell(tmp_path):
     files = loaded("epochs")
     experiment = files[0][1]
-    cells = expand(experiment, {"execution.gpus_per_worker": 0.25})
+    settings = {"execution.gpus_per_worker": 0.25, "execution.gradient_checkpointing": False}
+    cells = expand(experiment, settings)
     plan = make_plan([(files[0][0], experiment, cells)], tmp_path, None)
     assert any("its share of a RTX A6000 has 12 GB" in text for text in plan.conflicts)
 
