@@ -60,7 +60,7 @@ def _watched(training: Training, steps: int) -> Sequence[Judgement]:
         fresh = training.fresh.at(step)
         ends = step % INTERVAL == 0
         if ends:  # before the update, as a look
-            probe = collate(training.probe.pairs, range(len(training.probe.pairs)))
+            probe = collate(training.probe.data.pairs, range(len(training.probe.data.pairs)))
             before, held_out = held_out, _likelihoods(training, [probe])
         own = _own_look(training, batches) if ends else None
         start = _likelihoods(training, batches) if ends else []
@@ -69,7 +69,7 @@ def _watched(training: Training, steps: int) -> Sequence[Judgement]:
             moved = _change(start, _likelihoods(training, batches))
             flat, total = own.coordinates.flat, own.coordinates.total
             way = flat(own.parameters) - own.last["weights"]
-            move = seen_by(own.last["mean_w"], own.last["mean_l"], way, total)
+            move = seen_by(own.last["score_w"], own.last["score_l"], way, total)
             seen.append(_judge("batch", moved, [move.w, move.l], row["pathway_head"]))
         if fresh and step:
             predicted = [predicted[0] + row["predicted_dz_w"], predicted[1] + row["predicted_dz_l"]]
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     objectives = ["dpo", "cpo", "kto"] if options.quick else list(BY_NAME)
-    seeds, steps = (SEEDS[:1], 31) if options.quick else (SEEDS, 61)
+    seeds, steps = (SEEDS[:1], 31) if options.quick else (SEEDS, 101)
     rows: dict[tuple[str, str], list[Judgement]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory:
         jobs = [(o, m, s, steps, Path(directory)) for o in objectives for m in RATES for s in seeds]

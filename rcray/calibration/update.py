@@ -28,8 +28,7 @@ from rcray.records.columns import Pathway, pathway_of
 
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
 DRIFT_MEMORY = 64.0  # pairs
-RESPONSE_WEIGHT = 0.15  # of a new look in the average of what the branches do
-SCORE_WEIGHT = 0.3  # of a new look in the average of scores that predicts: they grow old as the model moves
+RESPONSE_WEIGHT = 0.15  # of a new look in the average
 #: Bound of |log alpha|: past it one side is 400 times as heavy as the other, and no band was ever seen there.
 WIDEST_LOG_ALPHA = 3.0
 _HALVINGS = 14  # of the interval between the bounds: log alpha to 4e-4
@@ -241,11 +240,6 @@ def seen_by(score_w: Tensor, score_l: Tensor, update: Tensor, total: Callable[[T
     return Move(*total(torch.stack([score_w @ update, score_l @ update]).double()).tolist())
 
 
-def look_weight(looks: int, least: float = SCORE_WEIGHT) -> float:
-    """What the newest of so many looks weighs in an average over them: all alike at first, then as a running mean."""
-    return max(1 / looks, least)
-
-
 @dataclass
 class Drift:
     """How far fresh pairs are from where training began: an average that forgets pairs, not steps."""
@@ -290,7 +284,7 @@ class UpdateCalibrator:
         if not all(map(math.isfinite, seen.values())):
             return
         self.looks += 1
-        weight = look_weight(self.looks, RESPONSE_WEIGHT)
+        weight = max(1 / self.looks, RESPONSE_WEIGHT)
         settles = foreseen.preview.settles
         old = self.response or Response(0.0, 0.0, 0.0, 0.0)
         self.response = Response(

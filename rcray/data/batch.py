@@ -48,7 +48,7 @@ class Batch:
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device. To a GPU it goes through pinned memory, which is the way that nobody waits for."""
-    if tensor.device.type != "cpu" or device.type == "cpu":
+    if tensor.device.type != "cpu" or device.type in ("cpu", "meta"):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)  # pinned ones are taken as they are
 

@@ -1,10 +1,8 @@
 """A look at pairs not yet trained on: what the updates since the last look did to them, and what the next one will do.
 
 Every few steps the mean scores of some pairs that training comes to later are taken over everything trained, each side
-with a backward of its own. A few pairs are a small sample: the spread of eight is often larger than the move of ten
-steps, so a prediction averages looks: it is the product of that average with the way the weights went since the last
-one. The products of a look with the optimizer's memory and with both branches of the gradient are what calibration
-steers by; they follow a model that moves fast better than an average does.
+with a backward of its own. Their product with the way the weights went since the last look predicts how such pairs
+moved; their products with the optimizer's memory and with both branches of the gradient are what calibration steers by.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from rcray.calibration.preview import Coordinates, preview_of
 from rcray.calibration.scores import Gradients, Reduce
-from rcray.calibration.update import AdamPreview, Foreseen, Move, SgdPreview, look_weight, seen_by
+from rcray.calibration.update import AdamPreview, Foreseen, Move, SgdPreview, seen_by
 from rcray.data.batch import Batch, moved
 from rcray.data.layout import Layout
 from rcray.models.capabilities import capabilities_of
@@ -66,8 +64,7 @@ class Looks:
         self.reduce, self.sum_gradients, self.scaling = reduce, sum_gradients, scaling
         self.parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         self.coordinates = Coordinates(self.parameters, rank, reduce)
-        #: Weights and scores of the last look, scores averaged over looks and how many there were, and the scale of the
-        #: next one's seeds in float16; for checkpoints too.
+        #: Weights and scores of the last look, and the scale of the next one's seeds in float16; for checkpoints too.
         self.last: dict[str, Tensor] = {}
 
     def take(self, fresh: Fresh) -> Look:
@@ -76,16 +73,7 @@ class Looks:
         while self.scaling and not self.scaling.settle(self._norm(score_w, score_l)):
             score_w, score_l, likelihoods = self._scores(fresh)  # they overflowed: once more at half the scale
         before = self.last
-        looks = 1 + int(before.get("looks", 0))
-        weight = look_weight(looks)
-        self.last = {
-            "weights": self.coordinates.flat(self.parameters),
-            "score_w": score_w,
-            "score_l": score_l,
-            "mean_w": torch.lerp(before["mean_w"], score_w, weight) if before else score_w,
-            "mean_l": torch.lerp(before["mean_l"], score_l, weight) if before else score_l,
-            "looks": torch.tensor(looks),
-        }
+        self.last = {"weights": self.coordinates.flat(self.parameters), "score_w": score_w, "score_l": score_l}
         if self.scaling:
             self.last["loss_scale"] = torch.tensor(self.scaling.state(), dtype=torch.float64)
         return Look(
@@ -136,8 +124,8 @@ class Looks:
     def _since(self, before: dict[str, Tensor]) -> Move:
         """The move of fresh pairs, by the mean of their scores at both ends of the way."""
         way = self.last["weights"] - before["weights"]
-        mean_w, mean_l = ((self.last[name] + before[name]) / 2 for name in ("mean_w", "mean_l"))
-        return seen_by(mean_w, mean_l, way, self.coordinates.total)
+        score_w, score_l = ((self.last[name] + before[name]) / 2 for name in ("score_w", "score_l"))
+        return seen_by(score_w, score_l, way, self.coordinates.total)
 
     def _drift(self, changes: Tensor, pairs: int) -> Move:
         sums = changes.sum(1, dtype=torch.float64)

@@ -36,7 +36,7 @@ def rcray(*arguments, **environment):
     ("typed", "expected"),
     [
         ("rcray sw", ["sweep"]),
-        ("rcray d", ["doctor"]),
+        ("rcray d", ["doctor", "diagnose"]),
         ("rcray alpaca-eval ", ["generate", "judge", "winrate", "sweep"]),
         ("rcray sweep --ti", ["--tiny"]),
         ("rcray sync --log-models ", ["none", "best", "all"]),

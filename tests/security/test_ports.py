@@ -73,7 +73,8 @@ def test_the_cluster_makes_no_security_group_of_rays():
     for kind in CLUSTER["available_node_types"].values():
         assert kind["node_config"]["SecurityGroupIds"]
         assert "NetworkInterfaces" not in kind["node_config"]
-    assert not CLUSTER.get("docker", {}).get("run_options")
+    options = " ".join(CLUSTER["docker"]["run_options"])
+    assert not re.search(r"(^|\s)(-p|--publish|-P|--privileged|--cap-add|--device)\b", options), options
 
 
 def test_kubernetes_exposes_nothing():

@@ -80,7 +80,7 @@ def test_a_pass_that_is_cut_short_is_continued_and_favours_nobody(store, tracker
         finish(store, cell)
     delivery = delivery_to(tracker, store, cells, live=True)
     lengths = []
-    for _ in range(12):
+    for _ in range(16):
         sent = tracker.calls.count("log_points")
         delivery.deliver(stop=lambda sent=sent: tracker.calls.count("log_points") > sent)
         found = [k for k in tracker.kept.values() if "rcray.run_id" in k.run.tags]

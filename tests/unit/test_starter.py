@@ -63,7 +63,7 @@ def test_a_small_file_gets_small_batches_and_its_columns(folder, rows, batch, he
     write_starter(folder / "mine.yaml", Wanted("tiny-neox", name, None, columns))
     config = expand(load_experiment(folder / "mine.yaml"))[0].config
     assert (config.train.batch_size, config.data.eval_pairs) == (batch, held_out)
-    assert config.data.columns.model_dump() == columns
+    assert config.data.columns.model_dump(include=set(columns)) == columns
 
 
 @pytest.mark.parametrize(
