@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.interleaved import arguments, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, Setting
-from rcray.config.schema import TrainConfig
+from rcray.config.training import TrainConfig
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.models.distribution import Watch
 from rcray.models.inference import pair_sums

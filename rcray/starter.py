@@ -20,7 +20,7 @@ from rcray.config.datasets import known_datasets, source_of
 from rcray.config.load import build_run
 from rcray.config.model import Method, train_defaults
 from rcray.config.models import MODELS, embedded_models, preset_models, short_name
-from rcray.config.schema import TrainConfig
+from rcray.config.training import TrainConfig
 from rcray.data.survey import held_out_size, survey
 from rcray.errors import ConfigError, did_you_mean
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT

@@ -12,7 +12,7 @@ from rcray.calibration.update import UpdateCalibrator
 from rcray.config import RunConfig
 from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
 from rcray.config.objectives import Kto
-from rcray.config.schema import TrainConfig
+from rcray.config.training import TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError

@@ -18,8 +18,8 @@ from rcray.config.data import DataConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.model import ModelConfig
 from rcray.config.objectives import BUILT_IN
-from rcray.config.schema import ExecutionConfig, TrainConfig
 from rcray.config.search import SearchConfig
+from rcray.config.training import ExecutionConfig, TrainConfig
 
 #: Sections of `run`, by their path; an objective's depends on its name.
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -1,0 +1,78 @@
+"""The sections for the optimisation, and for how a run is carried out."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rcray.config.objectives import NonNegative, Positive
+from rcray.config.section import Section
+
+LARGEST_SEED = 2**32 - 1  # what every random generator takes
+
+
+class TrainConfig(Section):
+    """The optimisation. Batch sizes count pairs over all workers together."""
+
+    seed: int = Field(42, ge=0, le=LARGEST_SEED)
+    epochs: int = Field(1, ge=0, description="0: nothing is trained, the start model itself is evaluated")
+    batch_size: int = Field(32, ge=1, description="pairs per optimizer step")
+    micro_batch_size: int = Field(8, ge=1, description="pairs per forward and backward")
+    micro_batch_tokens: int | None = Field(
+        None, ge=1, description="in place of micro_batch_size: tokens per forward, padding included, per worker"
+    )
+    learning_rate: Positive = 1e-6
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive = Field(1.0, description="gradient norm above which the gradient is scaled down")
+    optimizer: Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit", "sgd"] = Field(
+        "adamw",
+        description="8bit: moments in 8 bits (bitsandbytes), a quarter of the memory; paged: moments move to main "
+        "memory when a GPU is full; sgd is plain",
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
+    precision: Literal["weights", "bfloat16", "float16", "tf32"] = Field(
+        "weights",
+        description="of the products: that of the weights, autocast over float32 weights, or TF32 (GPU) for float32",
+    )
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    probe_every: int = Field(10, ge=1, description="steps between two looks at the fixed probe set")
+    probe_pairs: int = Field(32, ge=1, description="held-out pairs in the probe set")
+
+    @model_validator(mode="after")
+    def _micro_batches_fill_the_batch(self) -> "TrainConfig":
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}"
+            )
+        return self
+
+
+class ExecutionConfig(Section):
+    """How a run is carried out; none of it changes the result, so none of it is in the run's identity."""
+
+    workers: int = Field(0, ge=0, description="0: inside the calling process; n: a Ray Train group of n workers")
+    cpus_per_worker: float = Field(1.0, gt=0)
+    gpus_per_worker: float = Field(0.0, ge=0)
+    checkpoint_every: int = Field(50, ge=1, description="optimizer steps between checkpoints")
+    keep_checkpoints: int = Field(2, ge=1)
+    storage: str | None = Field(
+        None, description="URI each run is copied to at its checkpoints, for nodes without a shared disk: s3://..."
+    )
+    keep_best: bool = Field(False, description="keep the model of the checkpoint that ranks most probe pairs rightly")
+    prompt_sharing: Literal["auto", "on", "off"] = Field(
+        "auto", description="compute the prompt of a pair once for both answers; auto: where it spares enough"
+    )
+    attention: Literal["sdpa", "flex"] = Field(
+        "sdpa", description="attention's kernel; flex (GPU) skips what packed rows do not read instead of masking it"
+    )
+    liger: bool = Field(
+        False, description="Liger's kernels for norms, rotary positions and SwiGLU (GPU, package liger-kernel)"
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute blocks in the backward: less memory, slower")
+    compile: bool = Field(False, description="torch.compile the blocks: faster steps after a slow first one")
+    check_sketch_every: int = Field(
+        0, ge=0, description="with calibration.scores sketch: steps between two looks at the exact scores; 0: never"
+    )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="ddp: every worker holds the model; fsdp: the blocks are sharded over the workers (FSDP2)"
+    )
