@@ -2,8 +2,8 @@
 
 `python -m rcray.sweep.pretend` makes optimizer steps of the presets on a pretended GPU and writes peaks.json: for each
 model, method, precision and way to carry it out the bytes that are there whatever the pairs are, and the bytes that
-each token of a micro-batch adds, activations kept. A test holds the file against the code. Cells that compute blocks
-again, and other shapes, have a rule here; `rcray plan --measure` makes the step of a cell that keeps them.
+each token of a micro-batch adds. A test holds the file against the code. Other shapes have a rule here, until
+`rcray plan --measure` makes their step in the same way.
 """
 
 import json

@@ -148,8 +148,8 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
         key = measurement_key(config)
         shape = config.model.shape
         if config.execution.gpus_per_worker and no_gpu:  # its memory, on a pretended one
-            if shape is None or config.execution.gradient_checkpointing:
-                continue  # a rule, where a few layers do not tell
+            if shape is None:
+                continue
             if key not in peaks:
                 say(f"making a step of {planned.cell.label} on a pretended GPU")
                 peaks[key] = pretended_peak(config)
@@ -261,7 +261,7 @@ def assumptions(gpu: Accelerator) -> str:
         f"Estimates assume a {gpu.name} ({gpu.flops / 1e12:g} TFLOP/s in 16 bits, {gpu.utilisation:.0%} of it used, "
         f"{gpu.memory / 1e9:g} GB; --gpu names another), {_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of "
         "them. Held-out pairs are counted, looks and benchmarks are not. Memory is one worker's, on its device, with "
-        "the longest pairs: measured on the presets' real shapes where activations are kept, by rule elsewhere."
+        "the longest pairs: measured on the real shapes of the presets (rcray/sweep/memory.py), by rule for others."
     )
 
 

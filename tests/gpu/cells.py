@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from rcray.config import RunConfig
-from rcray.sweep.pretend.peaks import DEPTHS, LONGEST
+from rcray.sweep.pretend.peaks import LONGEST
 
 ROOT = Path(__file__).parents[2]
 GPU = {"gpus_per_worker": 1}
@@ -35,16 +35,9 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, **s
 
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
-
-
-def deep(name, depth):
-    """A preset that keeps its activations, of so many layers, with the longest pairs."""
-    pair = (20, BETWEEN - 20, BETWEEN - 20)
-    return cell(name, lengths=pair, layers=depth, execution={"gradient_checkpointing": False})
-
-
+LONG = (20, BETWEEN - 20, BETWEEN - 20)
 CELLS = {
-    **{name: deep(name, DEPTHS[0]) for name in PRESETS},
+    **{name: cell(name, lengths=LONG) for name in PRESETS},
     "full official": cell("pythia-410m", fidelity="official"),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
@@ -52,8 +45,8 @@ CELLS = {
     "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}),
     "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}),
 }
-#: With the same presets above they tell the whole model's memory; minutes on a busy machine, so they are slow tests.
-DEEPER = {name: deep(name, DEPTHS[1]) for name in PRESETS}
+#: All layers: a minute and more for the four of them.
+WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS}
 
 
 @cache

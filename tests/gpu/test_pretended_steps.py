@@ -5,7 +5,7 @@ import pytest
 from rcray.config import RunConfig
 from rcray.config.models import MODELS
 from rcray.sweep.memory import measured_peaks, peak_key
-from tests.gpu.cells import BETWEEN, CELLS, DEEPER, DEPTHS, PRESETS, look_at, seen
+from tests.gpu.cells import BETWEEN, CELLS, PRESETS, WHOLE, cell, look_at, seen
 
 pytestmark = pytest.mark.timeout(1200)
 MICRO_BATCHES = 2
@@ -61,12 +61,17 @@ def test_plain_rows_take_the_causal_kernel_and_packed_rows_the_masked_one():
 
 
 @pytest.mark.slow
-def test_the_plan_tells_the_peak():
-    """Within 10%; every layer holds the same, so that two depths tell the whole model's."""
-    deeper = look_at(DEEPER)
-    for name in PRESETS:
-        few, more = seen()[name]["peak_bytes"], deeper[name]["peak_bytes"]
-        whole = few + (more - few) / (DEPTHS[1] - DEPTHS[0]) * (MODELS[name].shape.layers - DEPTHS[0])
-        config = RunConfig.model_validate(DEEPER[name]["config"])
+def test_the_plan_tells_the_peak_of_the_whole_model():
+    for name, found in look_at(WHOLE).items():
+        config = RunConfig.model_validate(WHOLE[name]["config"])
         said = measured_peaks()[peak_key(config)].at(2 * config.train.micro_batch_size * BETWEEN)
-        assert said == pytest.approx(whole, rel=0.1), name
+        assert said == pytest.approx(found["peak_bytes"], rel=0.1), name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_plan_knows_every_preset(name):
+    for fidelity in ("paper", "official"):
+        config = RunConfig.model_validate(cell(name, fidelity=fidelity)["config"])
+        peak = measured_peaks()[peak_key(config)]
+        assert peak.fixed > MODELS[name].shape.body * (0.5 if config.model.quantized else 4)
+        assert peak.per_token > 0

@@ -61,7 +61,7 @@ def test_memory_by_method():
     assert full > 4 * 2 * 7.2, "weights, gradients and two moments in bfloat16"
     assert lora > 14.4, "all weights in 16 bits"
     assert qlora < full
-    assert gigabytes(True) < 0.6 * qlora, "blocks are computed again in place of being kept"
+    assert gigabytes(True) < 0.7 * qlora, "blocks are computed again in place of being kept"
     assert gigabytes(True) == gigabytes(True, method="qlora") < 16
 
 
