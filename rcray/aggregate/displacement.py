@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rcray.aggregate import summary
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN
 from rcray.aggregate.groups import Comparison, Setting, has_seeds
+from rcray.aggregate.results import drift_columns
 from rcray.aggregate.tables import Column, Entry, Row, Table, number
 from rcray.config.models import table_name
 from rcray.config.objectives import AlphaPo, BalancedPo, BDpo, CalDpo, Dpo, DpoP, DpoShift, Rpo
@@ -93,10 +94,7 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
                percent=True, spread=several, bar=True, metric=summary.IN_TRUE_BAND),
         Column("realised_iii_percent", "Realised iii (%)", f"probe intervals on pathway (iii): {PATHWAYS['iii']}",
                percent=True, spread=several, bar=True, metric=summary.REALISED["iii"]),
-        Column("drift_w_nats", f"Δz_w ({unit})", "held-out drift of the chosen answers from the reference",
-               rf"$\Delta z_w$ ({unit})", digits=digits, sign=True, spread=True, metric=DRIFT_W),
-        Column("drift_l_nats", f"Δz_l ({unit})", "held-out drift of the rejected answers from the reference",
-               rf"$\Delta z_l$ ({unit})", digits=digits, sign=True, spread=True, metric=DRIFT_L),
+        *drift_columns(unit, digits),
         Column("margin_nats", f"Margin ({unit})", "held-out margin against the reference",
                digits=digits, sign=True, spread=True, metric=MARGIN),
         Column("accuracy_percent", "Accuracy (%)", "held-out pairs whose margin grew against the reference",

@@ -45,6 +45,16 @@ def held_out_pairs(results: Iterable[CellResult]) -> list[int]:
     return sorted(measured or {r.cell.config.data.eval_pairs for r in results})
 
 
+def drift_columns(unit: str, digits: int) -> tuple[Column, Column]:
+    """How far both held-out likelihoods went."""
+    return (
+        Column("drift_w_nats", f"Δz_w ({unit})", "held-out drift of the chosen answers from the reference",
+               rf"$\Delta z_w$ ({unit})", metric=DRIFT_W, digits=digits, sign=True, spread=True),
+        Column("drift_l_nats", f"Δz_l ({unit})", "held-out drift of the rejected answers from the reference",
+               rf"$\Delta z_l$ ({unit})", metric=DRIFT_L, digits=digits, sign=True, spread=True),
+    )  # fmt: skip
+
+
 def _difference(comparison: Comparison, setting: Setting) -> Estimate | None:
     if comparison.without is None or not setting.calibrated:
         return None
@@ -64,10 +74,7 @@ def _columns(results: Sequence[CellResult], several: bool, paired: bool) -> tupl
                metric=ACCURACY, percent=True, spread=True),
         Column(_DELTA, "Δ RC (points)", "accuracy with RC minus accuracy without it",
                r"$\Delta$ RC (points)", percent=True, sign=True, spread=True),
-        Column("drift_w_nats", f"Δz_w ({unit})", "held-out drift of the chosen answers from the reference",
-               rf"$\Delta z_w$ ({unit})", metric=DRIFT_W, digits=digits, sign=True, spread=True),
-        Column("drift_l_nats", f"Δz_l ({unit})", "held-out drift of the rejected answers from the reference",
-               rf"$\Delta z_l$ ({unit})", metric=DRIFT_L, digits=digits, sign=True, spread=True),
+        *drift_columns(unit, digits),
         Column("margin_nats", f"Margin ({unit})", "held-out margin m~ = z~_w - z~_l, against the reference",
                metric=MARGIN, digits=digits, sign=True, spread=True),
         Column("in_band_percent", "In band (%)", "steps inside the band as the head or the last adapters see it",
