@@ -58,7 +58,7 @@ def run(command, expect=0, **more):
     return done.stdout + done.stderr
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=240):
     deadline = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:

@@ -17,10 +17,13 @@ pytestmark = pytest.mark.ray
 
 
 def test_a_killed_sweep_continues(store, tmp_path):
+    """Two cells are done when it is killed; the others wait on their way, however busy the machine is."""
+    gate = tmp_path / "gate"
+    gate.touch()
     file = write_experiment(
         tmp_path / "small.yaml",
         run={**SMALL, "data": {"train_pairs": 320, "eval_pairs": 16}},
-        grid={"objective": ["dpo", "cpo"], "calibration.enabled": [False, True]},
+        grid={"objective": ["dpo", "my_objectives:waits"], "calibration.enabled": [False, True]},
     )
     cells = expand(load_experiment(file))
     runs = {cell.run_id: store.run(cell.run_id) for cell in cells}
@@ -33,13 +36,17 @@ def test_a_killed_sweep_continues(store, tmp_path):
         return len(finished()) >= 2 and any(r.read_status().step >= 6 for r in under_way)
 
     process = subprocess.Popen(
-        sweep_command(file, store), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        sweep_command(file, store),
+        env={**environment(), "RCRAY_TEST_GATE": str(gate)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_for(half_way, process)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+        gate.unlink()
     done_before = {key: (runs[key].final / "model.safetensors").stat().st_mtime_ns for key in finished()}
     assert 2 <= len(done_before) < len(cells)
 
