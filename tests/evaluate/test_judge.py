@@ -237,7 +237,8 @@ def test_what_fails_to_the_end_is_said_and_not_kept(tmp_path, fault, said):
 
     cache = tmp_path / "j"
     with JudgeServer(script) as server:
-        settings = config(server, retries=2, vote="text", **({"timeout": 2} if fault == "hang" else {}))
+        late = {"timeout": 2, "retries": 1} if fault == "hang" else {"retries": 2}
+        settings = config(server, vote="text", **late)
         found = judge(matches(4), settings, cache)
         failed = [judgement for judgement in found if judgement.preference is None]
         assert [judgement.match for judgement in failed] == [1, 1]
