@@ -45,7 +45,8 @@ def two_workers(tmp_path_factory, model_cache) -> Group:
     shutil.copytree(model_cache, store.cache)
     file = write_experiment(folder / "small.yaml", run={**SMALL, "objective": "cpo", "calibration": True})
     (cell,) = expand(load_experiment(file))
-    return Group(store, cell.config, cell.run_id, watched(group_command(file, store)))
+    sockets, _ = watched(group_command(file, store))
+    return Group(store, cell.config, cell.run_id, sockets)
 
 
 def test_two_workers_equal_one_process(two_workers, store):
