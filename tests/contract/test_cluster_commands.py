@@ -99,7 +99,7 @@ def mlflow_line():
     return line
 
 
-def wait_until(condition, what, seconds=120):
+def wait_until(condition, what, seconds=600):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what

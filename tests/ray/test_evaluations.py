@@ -80,7 +80,7 @@ def test_two_models_at_once_without_loading_either_twice(two_runs, store, tmp_pa
 
 def rcray(*arguments, folder: Path):
     command = [sys.executable, "-c", "from rcray.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=600)
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(store, tmp_path):
         wait_for(lambda: status().step >= 6, process)
         first = status().writer.pid
         os.kill(first, signal.SIGKILL)
-        output = process.communicate(timeout=180)[0].decode()
+        output = process.communicate(timeout=600)[0].decode()
     finally:
         process.kill()
     assert process.returncode == 0, output

@@ -81,7 +81,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(store, tmp_path):
     try:
         wait_for(lambda: any(r.read_status().step >= 6 for r in runs), process)
         os.kill(process.pid, signal.SIGINT)
-        output = process.communicate(timeout=90)[0]
+        output = process.communicate(timeout=600)[0]
     finally:
         process.kill()
     assert process.returncode == 130, output

@@ -14,8 +14,6 @@ from rcray.models.adapters import new_adapter
 from rcray.models.load import LoadedModel, ready_to_train, turn_off_dropout
 from rcray.sweep.pretend.device import pretend_device
 
-#: Attention heads of the presets: the only part of their shapes that changes no weight.
-HEADS = {"pythia-410m": 16, "pythia-2.8b": 32, "mistral-7b": 32, "qwen2.5-7b": 28, "smollm2-135m": 9}
 BLOCK = 64  # 4-bit weights that share a scale
 
 
@@ -54,17 +52,16 @@ def _of_shape(name: str, shape: Shape) -> Any:
 
     known = MODELS[stand_in(name)].embedded
     assert known is not None
-    heads = HEADS.get(name, 4)
     sizes: dict[str, Any] = {
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
-        "num_attention_heads": heads,
+        "num_attention_heads": shape.heads,
         "tie_word_embeddings": shape.tied,
     }
     if shape.gated:
-        sizes["num_key_value_heads"] = round(heads * shape.key_values)
+        sizes["num_key_value_heads"] = round(shape.heads * shape.key_values)
     if known.model_type == "mistral":
         sizes["sliding_window"] = None
     return AutoConfig.for_model(known.model_type, **sizes)
