@@ -107,9 +107,9 @@ def statistics(d_w: LogMean, d_l: LogMean, scores: Scores) -> Statistics:
     return Statistics(d_w.log_abs, d_l.log_abs, d_w.sign, d_l.sign, scores.log_s_w, scores.log_s_l, scores.rho)
 
 
-def mean_incentives(found: Incentives, reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
+def mean_incentives(incentives: Incentives, reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
     """Mean d_w and d_l over the pairs of a batch and of all workers, in the log domain."""
-    return means_of(incentive_sums([found], reduce).tolist())
+    return means_of(incentive_sums([incentives], reduce).tolist())
 
 
 def incentive_sums(parts: Sequence[Incentives], reduce: Reduce | None = None) -> Tensor:

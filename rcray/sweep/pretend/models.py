@@ -92,17 +92,17 @@ def _four_bit(layer: nn.Linear, compute: torch.dtype) -> nn.Module:
         quant_type="nf4",
         dtype=compute,
     )
-    made = Linear4bit.__new__(Linear4bit)
-    nn.Module.__init__(made)
-    made.in_features, made.out_features = inputs, outputs
-    made.compute_dtype, made.compute_type_is_set, made.quant_storage = compute, True, torch.uint8
-    made.support_avx512bf16_for_cpu = False
+    linear = Linear4bit.__new__(Linear4bit)
+    nn.Module.__init__(linear)
+    linear.in_features, linear.out_features = inputs, outputs
+    linear.compute_dtype, linear.compute_type_is_set, linear.quant_storage = compute, True, torch.uint8
+    linear.support_avx512bf16_for_cpu = False
     weight: Any = nn.Parameter(packed, requires_grad=False)
     weight.compress_statistics, weight.quant_type, weight.bnb_quantized = False, "nf4", True
     weight.quant_storage, weight.blocksize, weight.quant_state = torch.uint8, BLOCK, state
-    made.weight, made.quant_state = weight, state
-    made.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
-    return made
+    linear.weight, linear.quant_state = weight, state
+    linear.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
+    return linear
 
 
 def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
