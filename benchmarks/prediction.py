@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="append each run as a JSON line, and skip those already there")
     options = parser.parse_args()
     objectives = ["dpo", "cpo", "kto"] if options.quick else list(BY_NAME)
-    seeds, steps = (SEEDS[:1], 31) if options.quick else (SEEDS, 101)
+    seeds, steps = (SEEDS[:1], 31) if options.quick else (SEEDS, 61)
     rows: dict[tuple[str, str], list[Judgement]] = defaultdict(list)
     known = logged(options.log)
     for run in known:
