@@ -23,6 +23,7 @@ from rcray.track.address import Address
 from rcray.track.book import Book
 from rcray.track.delivery import Plan
 from rcray.track.describe import params_of
+from rcray.track.mlflow import MlflowTracker
 from rcray.track.sessions import OpenSession, Session, live_sessions, this_environment
 from rcray.track.tracker import TrackerUnavailableError
 from rcray.train.dynamics import read_dynamics
@@ -80,6 +81,13 @@ def assert_every_point_once(client, run, store, cell):
         points = sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, name))
         wanted = [(row["step"], float(row[name])) for row in records]
         assert points == [(step, v) for step, v in wanted if abs(v) < float("inf")], name
+
+
+def test_a_new_run_is_known_as_the_server_has_it(server, tmp_path):
+    """Else one that is training already would stay scheduled there until it ends."""
+    tracker = MlflowTracker(Address(server.url), tmp_path)
+    run = tracker.create_run(tracker.open_experiment("new"), "one", {}, 1)
+    assert run.state == tracker.read_run(run.id).state == "SCHEDULED"
 
 
 def test_a_lost_answer_doubles_nothing(server, empty_store, monkeypatch):
