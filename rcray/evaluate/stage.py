@@ -52,8 +52,6 @@ class Outcome:
     rows: tuple[MetricRow, ...]
     measured: tuple[str, ...]  # names measured now; the others were there already
     loads: int  # times the trained model was read
-    started: float
-    ended: float
     degenerate: str | None = None  # the model as a whole: no number of it means anything
 
 
@@ -111,7 +109,6 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         ModelError: a link of the model's chain is missing.
     """
     settings = settings or EvaluationConfig()
-    started = time.time()
     run = store.run(run_id(config))
     wanted = wanted_measurements(config, run, settings)
     rows: dict[str, Sequence[MetricRow]] = {}
@@ -150,8 +147,6 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         every,
         tuple(measurement.name for measurement in todo),
         subject.loads,
-        started,
-        time.time(),
         fault,
     )
 
