@@ -36,6 +36,7 @@ from rcray.models.device import asked_device
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.precision import Precision
 from rcray.models.trained import save_trained
+from rcray.records.live import LiveRows
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
@@ -118,6 +119,8 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
                 job.mirror.push()
         raise
     finally:
+        if rank == 0:
+            LiveRows(job.run.path).clear()
         lock.release()
 
 
@@ -333,7 +336,7 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
         portion = max(1, config.train.micro_batch_size // workers)
         fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
-    recorder = Recorder(job.run.dynamics)
+    recorder = Recorder(job.run.dynamics, LiveRows(job.run.path) if rank == 0 else None)
     return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), fresh, watch)
 
 
