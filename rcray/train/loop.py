@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import ray.train
-import ray.train.torch
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
@@ -29,6 +27,7 @@ from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RunLockedError
+from rcray.extras import explained_imports
 from rcray.files import publish_directory
 from rcray.models.capabilities import use_precision
 from rcray.models.cards import device_record
@@ -52,6 +51,10 @@ from rcray.train.profile import StepProfile
 from rcray.train.record import row_of
 from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
+
+with explained_imports():
+    import ray.train
+    import ray.train.torch
 
 log = logging.getLogger(__name__)
 
