@@ -98,8 +98,8 @@ class Schedule:
 class LookSchedule:
     """Which pairs a look sees: such as will be trained on late in the epoch, so that they stay fresh until then.
 
-    Until the next look the scores of these pairs judge the optimizer's memory; one that is trained on meanwhile would be
-    judged by its own gradient.
+    Until the next look the scores of these pairs judge the optimizer's memory; of one that is trained on meanwhile,
+    its own gradient would be part.
 
     Looks are taken every few steps, and at each of the first steps of a run, while an optimizer's moments build up.
     """

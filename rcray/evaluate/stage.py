@@ -281,7 +281,7 @@ class Subject:
         """Both models answer the same prompts; the texts go into the run's directory."""
         from rcray.data.prepare import prepare_data
         from rcray.evaluate.degenerate import model_fault
-        from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
+        from rcray.evaluate.samples import WAYS, answer_prompts, sample_rows, sampled_pairs, samples_of
         from rcray.models.adapters import adapters_off
         from rcray.models.load import load_model
         from rcray.records.samples import write_samples
@@ -292,11 +292,13 @@ class Subject:
             self.fault = fault
             return [MetricRow(SAMPLES, "flagged_trained", status=State.DEGENERATE, reason=fault)]
         pairs = sampled_pairs(prepare_data(config.data, trained.tokenizer, cache).held_out.pairs, self.settings.samples)
+        half = WAYS * len(pairs)
+        say = partial(report, EVALUATION, total=2 * half)
         with self._precision():
-            after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings)
+            after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings, say)
         base = trained if config.model.trains_adapters else load_model(config.model, cache, device=self.device)
         with adapters_off(base.model), self._precision():
-            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings)
+            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings, lambda done: say(half + done))
         samples = samples_of(trained.tokenizer, pairs, before, after)
         write_samples(self.run.samples, samples)
         return sample_rows(samples)

@@ -171,7 +171,7 @@ class Training:
         clock = time.perf_counter()
         ahead = Ahead(self.state.policy, self.data.pairs, schedule, self.rank, self.workers)
         for step in range(progress.step, schedule.total_steps):
-            probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
+            probed = self._probe(at_start=step == 0) if step % config.train.probe_every == 0 else NOT_PROBED
             batches = ahead.at(step)
             try:
                 with self.profile.step() if self.profile else nullcontext():
@@ -224,9 +224,9 @@ class Training:
             self.job.run.write_status(self._status(State.RUNNING))
         self._meet()
 
-    def _probe(self) -> dict[str, Any]:
+    def _probe(self, *, at_start: bool = False) -> dict[str, Any]:
         """What the fixed probe pairs show, and the pathway taken since the last look at them."""
-        measured = self.probe.measure()
+        measured = self.probe.measure(at_start=at_start)
         z = [measured["probe_z_w"], measured["probe_z_l"]]
         self.standing = [measured["probe_ranked"], z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
