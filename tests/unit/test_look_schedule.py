@@ -14,7 +14,7 @@ schedules = st.builds(
 
 @given(schedule=schedules, every=st.integers(1, 12), pairs=st.integers(1, 16))
 def test_a_look_sees_pairs_that_come_later(schedule, every, pairs):
-    """Never the step's own; in an epoch none that was trained on, nor will be before the next look, while others last."""
+    """Never the step's own; while others last, none that was trained on, or will be before the next look."""
     looks, size = LookSchedule(schedule, every, pairs), schedule.batch_size
     used = schedule.steps_per_epoch * size
     for step in range(schedule.total_steps):
