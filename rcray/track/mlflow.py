@@ -27,10 +27,8 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 from filelock import FileLock  # noqa: E402
-from mlflow.entities import Metric, Param, Run, RunTag, ViewType  # noqa: E402
-from mlflow.exceptions import MlflowException  # noqa: E402
-from mlflow.tracking import MlflowClient  # noqa: E402
 
+from rcray.extras import explained_imports  # noqa: E402
 from rcray.secrets import redact  # noqa: E402
 from rcray.track.address import Address  # noqa: E402
 from rcray.track.tracker import (  # noqa: E402
@@ -42,6 +40,11 @@ from rcray.track.tracker import (  # noqa: E402
     TrackerUnavailableError,
     in_calls,
 )
+
+with explained_imports():
+    from mlflow.entities import Metric, Param, Run, RunTag, ViewType
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED",
              "UNAUTHENTICATED", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE", "RESOURCE_LIMIT_EXCEEDED")  # fmt: skip

@@ -32,6 +32,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: For everybody, except config, which takes only errors.
 SHARED = {
     "errors": set(),
+    "extras": {"errors"},
     "faults": {"errors"},
     "secrets": set(),
     "files": {"errors"},
