@@ -25,18 +25,14 @@ def test_a_whole_step_is_made(name):
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name != "family tdpo"])
 def test_a_step_waits_once_and_the_published_calibration_once_per_window(name):
+    """Once more for a look, and for the factor between looks, which the optimizer's last step decides."""
     config = CELLS[name]["config"]["calibration"]
     windows = (MICRO_BATCHES if config["granularity"] == "microbatch" else 1) if config["enabled"] else 0
-    waits = {place: count for place, count in seen()[name]["waits"].items() if "masking_utils" not in place}
-    assert sum(waits.values()) <= 1 + windows, waits
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_transformers_asks_once_per_forward_of_plain_rows(name):
-    """Whether positions start anew within a row: not ours to answer, and said in the README."""
-    asked = sum(count for place, count in seen()[name]["waits"].items() if "masking_utils" in place)
-    live = 2 if name.startswith("family") else 1
-    assert asked <= 2 * live * MICRO_BATCHES
+    if config["kind"] == "update":
+        windows = 0
+    more = CELLS[name]["looking"] or (config["enabled"] and config["kind"] == "update")
+    waits = seen()[name]["waits"]
+    assert sum(waits.values()) <= 1 + windows + more, waits
 
 
 @pytest.mark.parametrize("name", CELLS)
