@@ -100,7 +100,7 @@ class Looks:
         self.last: dict[str, Tensor] = {}
 
     def take(self, fresh: Fresh) -> Look:
-        """Scores of fresh pairs under the weights as they stand, each side by a backward of its own; nothing is read."""
+        """Scores of fresh pairs under the weights as they stand, each side by a backward of its own; reads nothing."""
         return self._take(fresh, self.last)
 
     def _take(self, fresh: Fresh, before: dict[str, Tensor]) -> Look:

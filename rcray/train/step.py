@@ -25,7 +25,7 @@ from torch.profiler import record_function
 
 from rcray.calibration import Calibrator, Reduce, observe
 from rcray.calibration.scores import Gradients, Products, SideScores
-from rcray.calibration.update import AdamPreview, Drift, Move, SgdPreview, UpdateCalibrator
+from rcray.calibration.update import AdamPreview, Drift, Foreseen, Move, SgdPreview, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
 from rcray.objectives.base import PairLogps, incentives
@@ -186,6 +186,7 @@ def _factor_between_looks(state: StepState) -> float:
 def _join_branches(state: StepState, look: Look, branches: Branches) -> tuple[Look, list[Tensor], float]:
     """Makes the gradient of its two parts by what the look says of them; what it says of the update is not read yet."""
     looks, calibrator = state.looks, state.calibrator
+    foreseen: Foreseen | None
     assert looks is not None
     with record_function(PHASE + "look"):
         if state.workers.sum_gradients:
@@ -195,8 +196,8 @@ def _join_branches(state: StepState, look: Look, branches: Branches) -> tuple[Lo
             asked = looks.ask(look, *branches, calibrator.log_alpha)
             look, foreseen = asked.look, asked.foreseen
             state.drift.add(look.pairs, look.drift)
-            calibrator.look(foreseen, asked.response)
-            log_alpha = state.steer(calibrator, asked.memory, foreseen.preview)
+            calibrator.look(asked.foreseen, asked.response)
+            log_alpha = state.steer(calibrator, asked.memory, asked.foreseen.preview)
         else:
             foreseen, log_alpha = looks.foresee(look, *branches), 0.0
         seen = [foreseen.judged(log_alpha)] if foreseen else []
