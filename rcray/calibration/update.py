@@ -106,12 +106,9 @@ class Foreseen:
     def judged(self, log_alpha: float) -> Tensor:
         """[6] for the record: the move, the batch's own products with the update, and the edges of the true band."""
         update = self.preview.update(self.gradient(log_alpha)[0])
-        seen = (products(w, l, update, self.total) for w, l in self._judges)
-        return torch.cat([*seen, self.edges()])
-
-    @property
-    def _judges(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        return (self.score_w, self.score_l), (self.branch_w, self.branch_l)
+        move = products(self.score_w, self.score_l, update, self.total)
+        own = products(self.branch_w, self.branch_l, update, self.total)
+        return torch.cat([move, own, self.edges()])
 
     def responses(self, log_alpha: float) -> Tensor:
         """[4] of the look's likelihoods to each branch, clipped and scaled as at this factor; see `Response`."""

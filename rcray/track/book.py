@@ -140,8 +140,8 @@ class Book:
     def _add(self, lines: Sequence[dict[str, Any]], *, forced: bool = True) -> None:
         """Adds facts; half a line that a killed process left is cut off first.
 
-        `forced`: onto the disk. What the tracker can be asked for again need not survive a machine that loses power, and
-        forcing it, run by run, would take longer than delivering it.
+        `forced`: onto the disk. What the tracker can be asked for again need not outlive a machine that loses power,
+        and forcing it, run by run, would take longer than delivering it.
         """
         if not lines:
             return
