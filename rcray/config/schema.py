@@ -179,8 +179,6 @@ class RunConfig(Section):
             raise ValueError(
                 "execution.parallel 'fsdp' shards the model over a worker group; set execution.workers to 1 or more"
             )
-        if self.execution.parallel == "fsdp" and self.model.method == "qlora":
-            raise ValueError("execution.parallel 'fsdp' cannot shard 4-bit weights; use model.method lora or full")
         if self.execution.parallel == "fsdp" and self.train.optimizer not in ("adamw", "sgd"):
             raise ValueError(
                 f"train.optimizer {self.train.optimizer!r} cannot work on sharded weights; use adamw, or parallel ddp"

@@ -1,5 +1,6 @@
 """Where a model's scores are read off its own backward, and the parts of micro.py that do not cut at adapters."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,17 @@ class ScoreSource:
     def shares_prompts(self) -> bool:
         """Whether packed rows still part by side where the scores are measured."""
         return self.block is None or self.block.is_last
+
+
+@dataclass
+class Scoring:
+    """Where scores are measured, and over which pairs."""
+
+    per_micro_batch: bool  # the window of the statistics; the same with calibration off, so that curves compare
+    source: ScoreSource | None = None  # where they are read off the backward
+    parameters: Sequence[Tensor] = ()  # where they are measured by extra gradients, without a source
+    full_parameters: Sequence[Tensor] = ()  # for the band over all parameters, recorded beside the first where asked
+    check_sketch_every: int = 0  # steps between two looks at the exact scores beside a sketch; 0: never
 
 
 def score_source(model: Any, estimator: Estimator) -> ScoreSource | None:

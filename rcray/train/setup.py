@@ -27,9 +27,9 @@ from rcray.train.baseline import kl_baseline
 from rcray.train.look import Looks
 from rcray.train.micro import Policy
 from rcray.train.parallel import ProcessGroup, Workers, clip_norm, shard, sum_gradients
-from rcray.train.parts import may_share_prompts, score_source
+from rcray.train.parts import Scoring, may_share_prompts, score_source
 from rcray.train.scaling import LossScaling
-from rcray.train.step import Scoring, StepState, Update
+from rcray.train.step import StepState, Update
 
 
 def step_state(
@@ -190,7 +190,7 @@ def build_optimizer(
         return torch.optim.SGD(trained, train.learning_rate, train.momentum, weight_decay=train.weight_decay)
     options: dict[str, Any] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(trained, **options, fused=True if device.type == "cuda" else None)
+        return torch.optim.AdamW(trained, **options, fused=True if device.type != "cpu" else None)
     if train.optimizer.startswith("paged") and device.type == "cpu":
         raise ConfigError(
             f"train.optimizer: {train.optimizer!r} pages a GPU's memory, and this run is on the CPU", fix="use adamw"

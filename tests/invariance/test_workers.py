@@ -24,12 +24,12 @@ from tests.math.test_one_backward import half, make_batch
 from tests.ray.heads import free_ports
 
 PAIRS = 4
-CASES = {"full": "tiny-neox", "lora": "tiny-mistral"}
+CASES = {"full": "tiny-neox", "lora": "tiny-mistral", "qlora": "tiny-neox"}
 
 
 def build(directory, method, way, kind="published"):
     config = ModelConfig(name=directory, method=method, lora={"r": 4, "alpha": 8})
-    model = load_model(config, None, seed=1).model
+    model = load_model(config, None, seed=1, to_shard=way == "fsdp").model
     torch.manual_seed(3)
     for name, p in model.named_parameters():
         if "lora_B" in name:

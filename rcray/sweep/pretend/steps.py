@@ -15,6 +15,7 @@ from rcray.models.precision import Precision
 from rcray.models.reference import ReferenceLogps
 from rcray.sweep.pretend.device import Watch, pretend_device
 from rcray.sweep.pretend.models import pretended_model
+from rcray.train.look import Fresh
 from rcray.train.setup import with_references
 from rcray.train.step import optimizer_step
 
@@ -50,8 +51,13 @@ class Seen:
         return asdict(self)
 
 
-def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = None, micro_batches: int = 2) -> Seen:
-    """Counts the second step, of so many micro-batches. Fewer layers where asked."""
+def pretended_step(
+    config: RunConfig, lengths: Lengths, *, layers: int | None = None, micro_batches: int = 2, looking: bool = False
+) -> Seen:
+    """Counts the second step, of so many micro-batches. Fewer layers where asked; `looking`: with a look, the second.
+
+    A run that takes looks is counted between two of them otherwise.
+    """
     device = pretend_device()
     size = config.train.micro_batch_size
     content = config.model_dump(mode="json")
@@ -72,10 +78,15 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
         state = with_references(config, loaded.model, data, schedule, device, 1, 0, reference, live)
         state.policy.model.train()
         batches = [collate(pairs, range(i, i + size)) for i in range(0, len(pairs), size)]
+        fresh = None
+        if state.looks is not None:
+            shown = collate(made_up_pairs(config.calibration.look_pairs, lengths), range(config.calibration.look_pairs))
+            start = torch.full((2, config.calibration.look_pairs), -99.0, dtype=torch.float64)
+            fresh = Fresh([shown], config.calibration.look_pairs, start)
         weights = watch.live
-        optimizer_step(state, batches[:1], 1)  # from then on the optimizer has its moments
+        optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
-        optimizer_step(state, batches, 2)
+        optimizer_step(state, batches, 2, fresh if looking else None)
         seen = Seen(
             waits=dict(watch.waits),
             stalls=dict(watch.stalls),
