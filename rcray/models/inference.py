@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rcray.config.shape import WIDE
 from rcray.data.batch import Batch, collate
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, packed, two_rows
@@ -21,10 +22,14 @@ from rcray.models.likelihood import side_logps
 
 #: Tokens of one forward, padding included: enough to fill the device, few enough to stay small beside the weights.
 TOKENS = {"cpu": 2048, "cuda": 16384}
+#: Of a wide model on a CPU, which fewer fill: those that lie in one forward are then closer in length.
+WIDE_TOKENS = 768
 
 
-def budget(device: torch.device) -> int:
-    """Of tokens, on this device."""
+def budget(model: Any, device: torch.device) -> int:
+    """Of tokens, for this model on this device."""
+    if device.type == "cpu" and model.get_output_embeddings().weight.shape[-1] >= WIDE:
+        return WIDE_TOKENS
     return TOKENS.get(device.type, TOKENS["cuda"])
 
 
@@ -64,7 +69,7 @@ def pair_sums(
     found = torch.empty(4, len(place), dtype=torch.float64)
     allowed, done = capabilities_of(model), 0
     with torch.no_grad(), allowed.precision():
-        for rows in token_batches(lengths, [int(i) for i in index], budget(device)):
+        for rows in token_batches(lengths, [int(i) for i in index], budget(model, device)):
             columns = torch.tensor([place[i] for i in rows])
             found[:, columns] = batch_sums(model, collate(pairs, rows).to(device), allowed, watch).double().cpu()
             done += len(rows)
