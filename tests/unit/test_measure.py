@@ -65,6 +65,7 @@ def test_the_plan_counts_local_rows_and_says_how_many_are_held_out(config, pairs
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     assert "80 rows, 72 to train on, 8 held out (eval_pairs 16 asks for more than a tenth)" in said
+    assert "GPU" not in said.replace("1 CPU", "") and "rcray plan --measure" in said, "no card is assumed for CPU cells"
     assert not (tmp_path / "none").exists(), "nothing is written"
 
 
