@@ -8,7 +8,7 @@ from typing import Any
 from rcray.config import Experiment, content_key
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
-from rcray.records.progress import read_progress
+from rcray.records.progress import state_now
 from rcray.records.states import State
 from rcray.records.status import read_status
 from rcray.store import RunDir, Store
@@ -131,9 +131,7 @@ def make_plan(
             known = cells.get(cell.run_id)
             if known is None:
                 run = RunDir(store / "runs" / cell.run_id)
-                state = read_status(run.status).status  # as it stands: a plan changes nothing
-                if state is State.RUNNING and read_progress(run.path) is None:
-                    state = State.PENDING  # its process is gone
+                state = state_now(run.path, read_status(run.status).status)  # as it stands: a plan changes nothing
                 known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config, gpu))
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text

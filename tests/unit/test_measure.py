@@ -72,6 +72,7 @@ def test_the_plan_counts_local_rows_and_says_how_many_are_held_out(config, pairs
 def test_a_killed_run_is_not_planned_as_running(store, config):
     from dataclasses import replace
 
+    from rcray.aggregate.collect import collect
     from rcray.config import Experiment, run_id
     from rcray.records.progress import TRAINING, read_progress, report, reporting
     from rcray.records.states import State
@@ -86,7 +87,8 @@ def test_a_killed_run_is_not_planned_as_running(store, config):
 
     def states():
         plan = make_plan([(run.path, Experiment(name="x"), cells)], store.root, None)
-        entry = ledger.refresh().cells[0]
+        entry, (result,) = ledger.refresh().cells[0], collect(store, cells)
+        assert result.status is entry.status, "in the report as in the ledger"
         return plan.cells[run.run_id].status, entry.status, entry.step, entry.doing
 
     assert states()[:2] == (State.PENDING, State.PENDING)
