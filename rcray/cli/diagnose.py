@@ -8,6 +8,7 @@ import typer
 
 from rcray.cli.shared import JsonOption, SetOption, StoreOption, TinyOption, announce, app, cells_of
 from rcray.errors import ConfigError
+from rcray.extras import require
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -36,6 +37,7 @@ def diagnose(
     if not 0 < worst < 1:
         raise ConfigError(f"--worst {worst:g}: is no share", fix="give one between 0 and 1, such as 0.1")
     name, configs = _configs(file, model, data, set_, tiny)
+    require("sweep")
     announce("reading the model and the pairs")
     from rcray.diagnose import report
     from rcray.diagnose.diagnosis import DROPPED, check_criteria, same_start

@@ -20,20 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from rcray.config import content_key
 from rcray.data.encode import EncodedPairs
+from rcray.extras import explained_imports
 from rcray.files import write_atomic
 from rcray.models.adapters import adapters_off
 from rcray.models.capabilities import capabilities_of
 from rcray.models.inference import budget, length_order, pair_sums
 from rcray.models.load import LoadedModel
 from rcray.records.progress import REFERENCE, report
+
+with explained_imports():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 log = logging.getLogger(__name__)
 

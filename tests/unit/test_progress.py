@@ -92,5 +92,8 @@ def test_what_is_awaited_is_said_until_a_cell_runs(capsys, often):
 def test_a_single_run_says_what_comes_before_its_first_step(tmp_path, capsys, often):
     with reporting(tmp_path), ProgressLine("tiny · dpo", tmp_path):
         report(REFERENCE, 64, 128)
-        time.sleep(0.3)
-    assert "tiny · dpo: reference 64/128" in capsys.readouterr().err
+        said, deadline = "", time.monotonic() + 120
+        while "tiny · dpo: reference 64/128" not in said:
+            assert time.monotonic() < deadline, said
+            time.sleep(0.02)
+            said += capsys.readouterr().err

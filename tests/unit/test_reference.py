@@ -156,7 +156,7 @@ def test_the_key_shows_weights_lengths_and_rows(neox, data, tmp_path):
     reference_logps(neox, pairs_of(neox, 19), tmp_path, CPU)
     assert len(files(tmp_path)) == 2
     shortened = pairs_of(neox, 20, max_length=20, max_prompt_length=8)
-    assert shortened.report.truncated
+    assert shortened.report.rows("truncated")
     reference_logps(neox, shortened, tmp_path, CPU)
     assert len(files(tmp_path)) == 3
     with torch.no_grad():
