@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rcray.config.shape import WIDE
 from rcray.data.batch import Batch, collate
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, packed, two_rows
@@ -28,10 +29,14 @@ log = logging.getLogger(__name__)
 
 #: Tokens of one forward, padding included: enough to fill the device, few enough to stay small beside the weights.
 TOKENS = {"cpu": 2048, "cuda": 16384}
+#: Of a wide model on a CPU, which fewer fill: those that lie in one forward are then closer in length.
+WIDE_TOKENS = 768
 
 
-def budget(device: torch.device) -> int:
-    """Of tokens, on this device."""
+def budget(model: Any, device: torch.device) -> int:
+    """Of tokens, for this model on this device."""
+    if device.type == "cpu" and model.get_output_embeddings().weight.shape[-1] >= WIDE:
+        return WIDE_TOKENS
     return TOKENS.get(device.type, TOKENS["cuda"])
 
 
@@ -70,7 +75,8 @@ def pair_sums(
     place = {int(i): column for column, i in enumerate(index)}
     found = torch.empty(4, len(place), dtype=torch.float64)
     allowed, done = capabilities_of(model), 0
-    tokens = min(budget(device), allowed.tokens or budget(device))
+    most = budget(model, device)
+    tokens = min(most, allowed.tokens or most)
     waiting = deque(token_batches(lengths, list(place), tokens))
     with torch.no_grad(), allowed.precision():
         while waiting:
