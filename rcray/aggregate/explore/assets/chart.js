@@ -73,24 +73,34 @@ const markOf = (group, x, y, r = 5.5, extra = "") => draw("path", {
 const glyph = (group) => draw("svg", {class: "glyph", width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true"}, markOf(group, 0, 0, 5));
 const dashOf = (group) => ({none: "5 3", published: "1.5 2.5"})[group.kind] ?? null;
 
-// Dragging over a plot: tells the place in its coordinates, from the press to the release.
-const dragging = (svg, {move, end, start}) => {
+// Dragging over a card's plot: tells the place in its coordinates, from the press to the release. What listens is the
+// place of the drawing, which stays when the drawing is made anew in the middle of it.
+const draggers = new Map();
+const dragging = (card, handlers) => {
+  const known = draggers.get(card);
+  if (known) return Object.assign(known, {start: null, move: null, end: null}, handlers);
+  const own = {...handlers};
+  draggers.set(card, own);
+  const box = $(card).querySelector(".plot");
   let from = null;
   const place = (event) => {
-    const box = svg.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
+    const area = box.getBoundingClientRect();
+    return [event.clientX - area.left, event.clientY - area.top];
   };
-  svg.addEventListener("pointerdown", (event) => {
+  box.addEventListener("pointerdown", (event) => {
     if (event.button) return;
     from = place(event);
-    svg.setPointerCapture(event.pointerId);
-    start?.(from, event);
+    box.setPointerCapture(event.pointerId);
+    own.start?.(from, event);
   });
-  svg.addEventListener("pointermove", (event) => { if (from) move?.(from, place(event), event); });
-  svg.addEventListener("pointerup", (event) => {
+  box.addEventListener("pointermove", (event) => { if (from) own.move?.(from, place(event), event); });
+  const over = (event) => {
     if (!from) return;
     const begun = from;
     from = null;
-    end?.(begun, place(event), event);
-  });
+    own.end?.(begun, place(event), event);
+  };
+  box.addEventListener("pointerup", over);
+  box.addEventListener("pointercancel", () => { from = null; });
+  return own;
 };

@@ -72,7 +72,7 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
     marks.push([mark, X(x), Y(y), group.key, dim]);
   }
   marks.sort((a, b) => b[4] - a[4]).forEach(([mark]) => layer.append(mark));
-  brushed(plot, marks);
+  brushed(card, plot, marks);
 };
 
 const sentence = (group, index) => {
@@ -88,9 +88,9 @@ const cornersOf = ({layer, left, top, inner, tall}, corners) => {
 };
 
 // A press on a mark selects it or lets it go; a drag selects what lies in the rectangle, with shift in addition.
-const brushed = (plot, marks) => {
+const brushed = (card, plot, marks) => {
   let box = null;
-  dragging(plot.svg, {
+  dragging(card, {
     move: ([x0, y0], [x1, y1]) => {
       if (!box && Math.hypot(x1 - x0, y1 - y0) < 4) return;
       if (!box) plot.svg.append((box = draw("rect", {class: "brush"})));

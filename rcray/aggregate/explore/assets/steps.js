@@ -27,9 +27,9 @@ const focusCurve = (column) => {
 };
 
 const cursor = (plot, step) => plot.layer.append(draw("line", {class: "cursor", x1: plot.X(step), x2: plot.X(step), y1: plot.top, y2: plot.top + plot.tall}));
-const scrub = (plot) => {
+const scrub = (card, plot) => {
   const go = (_, [x]) => change({step: Math.max(1, Math.min(lastStep(), Math.round(plot.unX(x))))});
-  dragging(plot.svg, {start: (from) => go(null, from), move: go, end: go});
+  dragging(card, {start: (from) => go(null, from), move: go, end: go});
 };
 
 const paintCurves = () => {
@@ -56,7 +56,7 @@ const paintCurves = () => {
         if (curve?.x.length) layer.append(draw("path", {class: `trace ${group.colour}`, "data-trace": id, d: lineOf(Array.from(curve.x, X), Array.from(curve.y, Y))}));
       }
     }
-    layer.append(draw("path", {class: `curve ${group.colour}`, "data-key": group.key, "stroke-dasharray": dashOf(group), d: lineOf(xs, y.map(Y))}));
+    layer.append(draw("path", {class: `curve ${group.colour}`, "data-key": group.key, "data-last": x[x.length - 1], "stroke-dasharray": dashOf(group), d: lineOf(xs, y.map(Y))}));
   }
   cursor(plot, stepNow());
   const said = groups.slice(0, 4).map((group) => {
@@ -65,7 +65,7 @@ const paintCurves = () => {
     return `${group.label}: ${fixed(mean.y[i], 3)}`;
   });
   $("curve-said").textContent = `Step ${stepNow()}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}${few && data.head.several ? " Band: ± one standard deviation over seeds." : ""}`;
-  scrub(plot);
+  scrub("curves", plot);
 };
 
 const paintBand = () => {
@@ -96,7 +96,7 @@ const paintBand = () => {
     said += `; true band at step ${lower.x[j]}: ${empty ? "empty" : `${edge(lower.y[j])} to ${edge(upper.y[j])}, ${inside ? "inside" : "outside"}`}`;
   }
   $("band-said").textContent = `${said}. Shade: the band of the update; dotted: the band at the head.`;
-  scrub(plot);
+  scrub("band", plot);
 };
 
 const paintMoves = () => {
