@@ -71,6 +71,7 @@ def test_a_sweep_is_seen_as_it_goes(experiment, store, watch, browser, tmp_path)
             reached.append(page.evaluate(LAST))
             ends.add(page.evaluate(END))
             time.sleep(1.5)
+        print("seconds from a step to its point on the page:", [round(each, 2) for each in late])
         assert max(late) < SECONDS, late
         assert reached == sorted(set(reached)) and len(ends) == len(reached), "the curve moves with every look"
         assert not list(run.dynamics.glob("*.parquet")), "and no checkpoint has moved it"

@@ -126,6 +126,6 @@ const paintOverview = () => {
   $("legend").replaceChildren(
     ...data.colours.map((name, i) => el("span", {class: "key"}, el("span", {class: `swatch c${i % 12}`}), name)),
     ...kinds.map((kind) => el("span", {class: "key"}, glyph({kind, colour: "ink", key: ""}), kind === "none" ? "no calibration" : kind)),
-    el("span", {class: "key"}, "thin line: the way of a selected cell, on the probe set"));
+    el("span", {class: "key"}, "of selected cells: thin line, the way on the probe set; cross, the 95% interval"));
 };
 onPaint(["data", "selected", "base", "filter", "zoom", "step", "differences", "size"], paintOverview);

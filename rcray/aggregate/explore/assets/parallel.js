@@ -6,7 +6,7 @@ const axesOf = () => {
   const groups = visible();
   const fields = data.head.fields.map((field, i) => ({key: field.path, title: field.title, numeric: field.numeric, log: field.log, value: (group) => group.values[i]}));
   const numbers = data.head.numbers.slice(0, AXES).map((number, i) => ({
-    key: number.key, title: number.title, numeric: true, number, value: (group) => numberOf(group, i).value ?? null}));
+    key: number.key, title: number.title, numeric: true, number, value: (group) => (group.key === state.base ? 0 : numberOf(group, i).value ?? null)}));
   return [...fields, ...numbers].map((axis) => {
     const values = groups.map(axis.value).filter((value) => value !== null && value !== undefined);
     if (!axis.numeric) {
@@ -38,9 +38,9 @@ const within = (axes, brushes) => visible().filter((group) => axes.every((axis) 
 const paintParallel = () => {
   const axes = axesOf();
   const box = $("parallel").querySelector(".plot");
-  const wide = Math.max(axes.length * 112, box.clientWidth);
-  const [top, tall, left] = [34, 190, 70];
-  const gap = (wide - left - 60) / Math.max(1, axes.length - 1);
+  const wide = Math.max(axes.length * 100, box.clientWidth);
+  const [top, tall, left] = [34, 176, 70];
+  const gap = (wide - left - 40) / Math.max(1, axes.length - 1);
   const X = (i) => left + i * gap;
   const Y = (place) => top + tall * (1 - place);
   const svg = draw("svg", {width: wide, height: top + tall + 26, role: "img"});

@@ -37,7 +37,8 @@ const paintCurves = () => {
   $("curve").replaceChildren(...data.head.choices.map((each) => el("option", {value: each.key, selected: each === choice}, each.title)));
   $("curve-title").replaceChildren(...symbols(choice.title));
   $("curve-title").title = choice.help;
-  const groups = chosenGroups().filter((group) => meanOf(group, choice.key).x.length);
+  const base = data.groups.get(state.base);
+  const groups = [...new Set([...chosenGroups(), ...(base ? [base] : [])])].filter((group) => meanOf(group, choice.key).x.length);
   if (!groups.length) { $("curve-said").textContent = ""; return nothing("curves", "No step was recorded yet."); }
   const few = groups.length <= 12;
   const values = groups.flatMap((group) => {
@@ -123,13 +124,14 @@ const paintMoves = () => {
   const arrow = (kind, [x, y]) => layer.append(draw("line", {class: `arrow ${kind}`, x1: X(0), y1: Y(0), x2: X(x), y2: Y(y)}), draw("circle", {class: `tip ${kind}`, cx: X(x), cy: Y(y), r: 4.5}));
   if (foreseen) arrow("foreseen", [foreseen[2], foreseen[3]]);
   arrow("made", came);
+  const word = (kind) => el("strong", {class: kind}, kind);
   const pair = ([w, l]) => `(${fixed(w, 2, true)}, ${fixed(l, 2, true)})`;
   if (foreseen) {
     const [start, end] = foreseen;
     const [guess, real] = [words[foreseen[6]], words[foreseen[7]]];
-    $("moves-said").textContent = `Steps ${start} to ${end}: foreseen ${pair([foreseen[2], foreseen[3]])}, pathway ${guess}; made ${pair(came)}, pathway ${real}${guess === real ? ": as foreseen" : ""}.`;
+    $("moves-said").replaceChildren(`Steps ${start} to ${end}: `, word("foreseen"), ` ${pair([foreseen[2], foreseen[3]])}, pathway ${guess}; `, word("made"), ` ${pair(came)}, pathway ${real}${guess === real ? ": as foreseen" : ""}.`);
   } else {
-    $("moves-said").textContent = `Steps ${probes[0].x[next - 1]} to ${probes[0].x[next]}: made ${pair(came)}; nothing was foreseen here.`;
+    $("moves-said").replaceChildren(`Steps ${probes[0].x[next - 1]} to ${probes[0].x[next]}: `, word("made"), ` ${pair(came)}; nothing was foreseen here.`);
   }
 };
 
@@ -147,7 +149,7 @@ const paintScrubber = () => {
 
 const VIEW = ["data", "selected", "filter", "step", "run", "size"];
 onPaint(VIEW, paintScrubber);
-onPaint([...VIEW, "curve", "seeds"], paintCurves);
+onPaint([...VIEW, "curve", "seeds", "base"], paintCurves);
 onPaint([...VIEW, "finer"], paintBand);
 onPaint(VIEW, paintMoves);
 onPaint(["data", "selected", "run"], refine);
