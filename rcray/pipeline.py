@@ -14,6 +14,7 @@ from rcray.records.states import State
 from rcray.records.status import RunStatus
 from rcray.store import Store
 from rcray.sweep.grid import Cell
+from rcray.sweep.needs import require_extras
 from rcray.track.book import Book
 from rcray.track.sessions import Session, this_environment
 
@@ -45,6 +46,7 @@ def sweep(
 
     `command` is what was asked for, up to the choice of cells, for the page that offers to run some of them again.
     """
+    require_extras(experiment, cells, tracked=tracking_uri is not None, measured=True)
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
     from rcray.evaluate.command import check_settings
     from rcray.evaluate.stage import EvaluationStage
@@ -90,6 +92,7 @@ def train(
     profile: bool = False,
 ) -> TrainOutcome:
     """Trains one cell in this process or as a worker group, tracked in its experiment; raises what ended it."""
+    require_extras(experiment, [cell], tracked=tracking_uri is not None, measured=False)
     from rcray.train.launch import launch
 
     with store.explained():

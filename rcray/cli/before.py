@@ -23,6 +23,7 @@ from rcray.cli.shared import (
     cells_of,
 )
 from rcray.errors import EXIT_FAILED, printable
+from rcray.extras import require
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -156,6 +157,7 @@ def plan(
         [(file, *cells_of(file, set_, tiny, None, only)) for file in files], store, nodes, accelerator(gpu)
     )
     if measure:
+        require("sweep")
         planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:
         typer.echo(json.dumps(planned.rows(), indent=2))
@@ -193,6 +195,7 @@ def show_pairs(
 ) -> None:
     """Print the first pairs as they are rendered, scored and truncated, by the preset `official` and by `paper`."""
     _, cells = cells_of(file, set_, tiny)
+    require("sweep")
     announce(f"reading {file}'s tokenizers and pairs")
     from rcray.config.fidelity import PRESETS
     from rcray.data.display import LEGEND, describe_pairs, same_rows

@@ -21,6 +21,7 @@ from rcray.cli.shared import (
     sweep_command,
 )
 from rcray.errors import RcrayError
+from rcray.extras import require
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -50,6 +51,7 @@ def evaluate(
 
     given = {"benchmarks": benchmark, "limit": limit, "data_dir": data_dir and str(data_dir)}
     settings = settings_from(experiment and experiment.evaluation, given, Path.cwd())
+    require(*(["sweep", "eval"] if settings.benchmarks else ["sweep"]))
     opened = Store.open(store)
     announce(f"measuring {', '.join(run) if run else f'{len(cells)} cells of {file}'}")
     from rcray.evaluate.command import Target, find_runs
@@ -70,6 +72,7 @@ def export(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write a finished run as a plain peft or transformers directory: weights, tokenizer, card, chain."""
+    require("sweep")
     opened = Store.open(store)
     announce(f"exporting {run} to {to}")
     from rcray.evaluate.command import find_run
@@ -106,6 +109,7 @@ def report(
 ) -> None:
     """Rebuild tables, figures, report.html and explore.html from finished runs; nothing is trained."""
     experiments = [cells_of(file, set_) for file in files or ()]
+    require(*(["report", "track"] if from_mlflow else ["report"]))
     if not json_:
         announce(f"building the report of {', '.join(each.name for each, _ in experiments) or 'what was given'}")
     from rich.console import Console
@@ -162,6 +166,7 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
 ) -> None:
     """Start the MLflow UI on the store's runs; a tracking server has its own."""
+    require("track")
     from rcray.track.address import Address, tracking_address
     from rcray.track.ui import serve
 
@@ -203,6 +208,7 @@ def sync(
     A sweep or a training runs this with --follow by itself. By hand it is for one whose delivery was killed, or to
     deliver to a second server; two of them at once send nothing twice.
     """
+    require("report", "track")
     announce(f"looking for what {store} has not delivered")
     from rcray import sync as delivering
     from rcray.follow import follow as follow_training

@@ -56,8 +56,6 @@ class Outcome:
     rows: tuple[MetricRow, ...]
     measured: tuple[str, ...]  # names measured now; the others were there already
     loads: int  # times the trained model was read
-    started: float
-    ended: float
     degenerate: str | None = None  # the model as a whole: no number of it means anything
 
 
@@ -115,7 +113,6 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         ModelError: a link of the model's chain is missing.
     """
     settings = settings or EvaluationConfig()
-    started = time.time()
     run = store.run(run_id(config))
     wanted = wanted_measurements(config, run, settings)
     rows: dict[str, Sequence[MetricRow]] = {}
@@ -156,8 +153,6 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         every,
         tuple(measurement.name for measurement in todo),
         subject.loads,
-        started,
-        time.time(),
         fault,
     )
 
@@ -286,7 +281,7 @@ class Subject:
         """Both models answer the same prompts; the texts go into the run's directory."""
         from rcray.data.prepare import prepare_data
         from rcray.evaluate.degenerate import model_fault
-        from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
+        from rcray.evaluate.samples import WAYS, answer_prompts, sample_rows, sampled_pairs, samples_of
         from rcray.models.adapters import adapters_off
         from rcray.models.load import load_model
         from rcray.records.samples import write_samples
@@ -297,11 +292,13 @@ class Subject:
             self.fault = fault
             return [MetricRow(SAMPLES, "flagged_trained", status=State.DEGENERATE, reason=fault)]
         pairs = sampled_pairs(prepare_data(config.data, trained.tokenizer, cache).held_out.pairs, self.settings.samples)
+        half = WAYS * len(pairs)
+        say = partial(report, EVALUATION, total=2 * half)
         with self._precision():
-            after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings)
+            after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings, say)
         base = trained if config.model.trains_adapters else load_model(config.model, cache, device=self.device)
         with adapters_off(base.model), self._precision():
-            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings)
+            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings, lambda done: say(half + done))
         samples = samples_of(trained.tokenizer, pairs, before, after)
         write_samples(self.run.samples, samples)
         return sample_rows(samples)

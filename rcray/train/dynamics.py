@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute
-import pyarrow.parquet as pq
 
+from rcray.extras import explained_imports
 from rcray.files import write_atomic
 from rcray.records.columns import BY_NAME, COLUMNS
 from rcray.records.live import LiveRows
+
+with explained_imports():
+    import pyarrow as pa
+    import pyarrow.compute
+    import pyarrow.parquet as pq
 
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
 SCHEMA = pa.schema([(column.name, _TYPES[column.kind]) for column in COLUMNS])

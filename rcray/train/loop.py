@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import ray.train
-import ray.train.torch
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
@@ -29,6 +27,7 @@ from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RunLockedError
+from rcray.extras import explained_imports
 from rcray.files import publish_directory
 from rcray.models.capabilities import use_precision
 from rcray.models.cards import device_record
@@ -52,6 +51,10 @@ from rcray.train.profile import StepProfile
 from rcray.train.record import row_of
 from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
+
+with explained_imports():
+    import ray.train
+    import ray.train.torch
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +171,7 @@ class Training:
         clock = time.perf_counter()
         ahead = Ahead(self.state.policy, self.data.pairs, schedule, self.rank, self.workers)
         for step in range(progress.step, schedule.total_steps):
-            probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
+            probed = self._probe(at_start=step == 0) if step % config.train.probe_every == 0 else NOT_PROBED
             batches = ahead.at(step)
             try:
                 with self.profile.step() if self.profile else nullcontext():
@@ -221,9 +224,9 @@ class Training:
             self.job.run.write_status(self._status(State.RUNNING))
         self._meet()
 
-    def _probe(self) -> dict[str, Any]:
+    def _probe(self, *, at_start: bool = False) -> dict[str, Any]:
         """What the fixed probe pairs show, and the pathway taken since the last look at them."""
-        measured = self.probe.measure()
+        measured = self.probe.measure(at_start=at_start)
         z = [measured["probe_z_w"], measured["probe_z_l"]]
         self.standing = [measured["probe_ranked"], z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
