@@ -263,8 +263,9 @@ def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> 
     """Forwards a micro-batch; `apart`: each side in a graph of its own."""
     policy, source = state.policy, state.scoring.source
     alone = not apart and state.workers.count == 1 and window.pairs == len(batch.index)
-    # Watching asks how small a seed is, and off the CPU that is a wait.
-    adapters = CutPart if isinstance(state.calibrator, Calibrator) or policy.device.type != "cpu" else WatchedPart
+    # Watching asks how small a seed is: off the CPU that is a wait, and rows that weigh nothing have one of 0.
+    watched = batch.weights is None and policy.device.type == "cpu" and not isinstance(state.calibrator, Calibrator)
+    adapters = WatchedPart if watched else CutPart
 
     def part(layout: Any, weights: Tensor | None) -> Any:
         assert source is not None
