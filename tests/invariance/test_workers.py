@@ -163,10 +163,10 @@ def test_whole_or_sharded_it_is_one_training(trained, method):
             for name in ("log_alpha", "predicted_dz_w", "next_dz_l", "batch_dz_w", "fresh_drift_w", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-3, nan_ok=True), (way, name)
         for expected, got in zip(found["rows"]["one, kto"], found["rows"][f"{way}, kto"], strict=True):
-            assert expected["baseline"] > 0.01
             for name in ("baseline", "loss", "d_w", "d_l", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), (way, name)
     assert any(row["log_alpha"] for row in found["rows"]["one, update"])
+    assert any(row["baseline"] > 0.01 for row in found["rows"]["one, kto"])
     start = found["weights"]["one"]
     for way in ("ddp", "fsdp", "resumed fsdp", "resumed ddp"):
         got = found["weights"][way]
