@@ -21,6 +21,7 @@ from rcray.data.survey import survey
 from rcray.store import Store
 
 _STAND_IN = "cpo"  # one forward, one backward, no reference
+_STAND_IN_UNPAIRED = "kto"  # of labelled answers none does without a reference
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def measure(config: RunConfig, store: Store) -> Measured:
 
     content = config.model_dump(mode="json")
     size = config.train.micro_batch_size
-    content["objective"] = {"name": _STAND_IN}
+    unpaired = config.data.format == "unpaired"
+    content["objective"] = {"name": _STAND_IN_UNPAIRED if unpaired else _STAND_IN}
     content["train"] |= {"batch_size": size}
     content["execution"] |= {"workers": 0, "parallel": "ddp"}
     stand_in = RunConfig.model_validate(content)
@@ -111,7 +113,8 @@ def measure(config: RunConfig, store: Store) -> Measured:
         local = survey(config.data, config.model)
         pairs, held_out = len(data.pairs), local.held_out if local else config.data.eval_pairs
         looked_at = len(fresh.start) if fresh else 0
-        started = max(started - looked_at * forward, 0.0)  # the stand-in has no reference to read them from
+        read = pairs if unpaired else looked_at  # without a reference, the looks' pairs alone
+        started = max(started - read * forward, 0.0)
     on_gpu = policy.device.type == "cuda"
     peak = float(torch.cuda.max_memory_allocated(policy.device)) if on_gpu else _peak_bytes()
     return Measured(

@@ -10,6 +10,7 @@ from scipy import stats
 
 from rcray.aggregate import paired
 from rcray.aggregate.collect import collect
+from rcray.aggregate.displacement import displacement_table
 from rcray.aggregate.frame import ACCURACY, MARGIN
 from rcray.aggregate.groups import compare, difference
 from rcray.aggregate.paired import Weighted, mcnemar
@@ -204,6 +205,21 @@ def test_several_seeds_and_pairs_together(store, moves):
     assert found[MARGIN].value == pytest.approx(matrix.mean())
     assert found[MARGIN].stderr == pytest.approx(paired._crossed(matrix, weighted(PAIRS)).stderr)
     assert any("items and seeds together" in note for note in results_table("t", collect(store, cells)).notes)
+
+
+def test_cures_are_held_against_dpo_pair_by_pair(store, moves):
+    cells = cells_of(**{"objective": ["dpo", "dpop"]})
+    for cell, (win, lose) in zip(cells, moves, strict=False):
+        evaluated(store, cell, win, lose)
+    table = displacement_table(compare(collect(store, cells)), "nats")
+    assert table.columns[-1].key == "accuracy_gain_points"
+    alone, cure = (row.entries[-1] for row in table.rows)
+    assert alone.words == "–"
+    before, after = (((win - lose) > 0).astype(float) for win, lose in moves[:2])
+    assert cure.value == pytest.approx((after - before).mean())
+    assert cure.spread == pytest.approx(paired._of_shares(after - before).stderr)
+    assert "McNemar" in cure.tip
+    assert any("Δ DPO is that of the differences item by item" in note for note in table.notes)
 
 
 def test_items_of_another_measurement_are_not_taken(store, moves):

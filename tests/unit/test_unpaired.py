@@ -279,6 +279,14 @@ def test_a_run_on_unpaired_rows_parts_the_two_labels(file, store, kind):
     assert seen.d_l.iloc[0] == pytest.approx(seen.d_w.iloc[0] / 2, rel=0.2), "two wanted rows to an unwanted one"
 
 
+def test_a_plan_measures_a_step(file, store):
+    from rcray.sweep.measure import measure
+
+    data = {"name": str(file.usual()), "format": "unpaired", "train_pairs": 16, "eval_pairs": 4}
+    found = measure(small_config(data=data, objective={"name": "dil-bce"}), store)
+    assert found.pairs == 16 and found.pair_seconds > 0
+
+
 def test_show_pairs_prints_both_prompts(file, store):
     from rcray.data.display import describe_pairs
 
