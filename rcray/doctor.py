@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import rcray
 from rcray.errors import RcrayError
+from rcray.extras import installed_extras
 from rcray.secrets import redact
 from rcray.store import Store
 
@@ -32,6 +33,7 @@ SHM_WARNING = 2 * GIB  # below this Ray keeps its objects on disk
 OPEN_FILES_WARNING = 4096
 LONGEST_RAY_TMP = 40  # Ray's sockets add 67 characters, and the kernel takes 107
 HUB = "https://huggingface.co"
+_INSTALL = "pip install -U 'rcray[all]'; in a clone: pip install -c constraints.txt -e '.[all]'"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def examine(store: Path, tracking_uri: str | None = None) -> list[Finding]:
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", check_python),
         ("packages", check_packages),
+        ("extras", check_extras),
         ("devices", check_devices),
         ("disk", lambda: check_disk(store)),
         ("store", lambda: check_store(store)),
@@ -66,7 +69,7 @@ def examine(store: Path, tracking_uri: str | None = None) -> list[Finding]:
             findings.extend(check())
         except Exception as error:  # whatever a broken installation raises
             reason = redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            findings.append(Finding(name, "broken", reason, "install again: pip install -c constraints.txt -e ."))
+            findings.append(Finding(name, "broken", reason, f"install again: {_INSTALL}"))
     return findings
 
 
@@ -95,13 +98,16 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Installed versions against those the package asks for."""
+    """Installed versions against those the package asks for, with the extras that are installed."""
     from packaging.requirements import Requirement
 
+    extras = ["", *(extra for extra, modules in installed_extras().items() if not modules)]
     versions, wrong = [], []
     for line in metadata.requires("rcray") or []:
         wanted = Requirement(line)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        if wanted.name == "rcray":  # one extra brings another
+            continue
+        if wanted.marker is not None and not any(wanted.marker.evaluate({"extra": extra}) for extra in extras):
             continue
         try:
             version = metadata.version(wanted.name)
@@ -112,9 +118,18 @@ def check_packages() -> Iterator[Finding]:
         if not wanted.specifier.contains(version, prereleases=True):
             wrong.append(f"{wanted.name} {version} is not {wanted.specifier}")
     if wrong:
-        yield Finding("packages", "broken", "; ".join(wrong), "pip install -c constraints.txt -e .")
+        yield Finding("packages", "broken", "; ".join(wrong), _INSTALL)
     else:
         yield Finding("packages", "ok", ", ".join(versions))
+
+
+def check_extras() -> Iterator[Finding]:
+    """Which extras of the package are installed; those that are not are the user's choice."""
+    absent = installed_extras()
+    lacking = [f"{extra} ({', '.join(modules)})" for extra, modules in absent.items() if modules]
+    there = [extra for extra, modules in absent.items() if not modules]
+    detail = f"installed: {', '.join(there) or 'none, the core alone'}"
+    yield Finding("extras", "ok", detail + (f"; not installed: {', '.join(lacking)}" if lacking else ""))
 
 
 def check_devices() -> Iterator[Finding]:
@@ -180,6 +195,9 @@ def check_store(store: Path) -> Iterator[Finding]:
 
 def check_ray() -> Iterator[Finding]:
     """The cluster named by RAY_ADDRESS, or what a local one needs; none is started."""
+    if "ray" in installed_extras()["sweep"]:
+        yield Finding("ray", "warning", "not installed: nothing can be trained here", "pip install 'rcray[sweep]'")
+        return
     import ray
 
     if address := os.environ.get("RAY_ADDRESS"):
@@ -212,6 +230,9 @@ def check_ray() -> Iterator[Finding]:
 
 def check_mlflow(store: Path, tracking_uri: str | None) -> Iterator[Finding]:
     """Where runs would be tracked to, and whether somebody is there."""
+    if installed_extras()["track"]:
+        yield Finding("mlflow", "warning", "not installed: --no-tracking is needed", "pip install 'rcray[track]'")
+        return
     from rcray.track.address import Address, tracking_address, why_unreachable
 
     version = metadata.version("mlflow")

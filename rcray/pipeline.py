@@ -14,6 +14,7 @@ from rcray.records.states import State
 from rcray.records.status import RunStatus
 from rcray.store import Store
 from rcray.sweep.grid import Cell
+from rcray.sweep.needs import require_extras
 from rcray.track.book import Book
 from rcray.track.sessions import Session, this_environment
 
@@ -39,8 +40,13 @@ def sweep(
     on_refresh: Callable[[Ledger], None] | None = None,
     cluster_file: Path | None = None,
     figures: bool = True,
+    command: Sequence[str] = (),
 ) -> Outcome:
-    """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
+    """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere.
+
+    `command` is what was asked for, up to the choice of cells, for the page that offers to run some of them again.
+    """
+    require_extras(experiment, cells, tracked=tracking_uri is not None, measured=True)
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
     from rcray.evaluate.command import check_settings
     from rcray.evaluate.stage import EvaluationStage
@@ -63,7 +69,7 @@ def sweep(
             ledger = run_sweep(cells, store, directory, options)
             if follower:
                 follower.end_training()
-            report = build_report(store, experiment, cells, figures=figures)
+            report = build_report(store, experiment, cells, figures=figures, command=command)
     best = best_of_search(experiment, cells, store)
     return Outcome(ledger, report, tracking_uri, follower.outcome if follower else None, best)
 
@@ -86,6 +92,7 @@ def train(
     profile: bool = False,
 ) -> TrainOutcome:
     """Trains one cell in this process or as a worker group, tracked in its experiment; raises what ended it."""
+    require_extras(experiment, [cell], tracked=tracking_uri is not None, measured=False)
     from rcray.train.launch import launch
 
     with store.explained():

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from rcray.cli.shared import SetOption, StoreOption, announce, cells_of
 from rcray.config.alpaca_eval import AlpacaEvalConfig, GenerationConfig, JudgeConfig
 from rcray.config.load import explain
+from rcray.extras import require
 from rcray.store import DEFAULT_STORE, Store
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ def generate_(
         {"instructions": str(instructions), "limit": limit, "generation": generation},
         "rcray alpaca-eval",
     )
+    require("sweep", "eval")
     opened = Store.open(store)
     announce(f"answers of {run} to {instructions}")
     from rcray.evaluate.alpaca_eval.command import answers_of
@@ -94,6 +96,7 @@ def judge_(
         **{"price_in": price_in, "price_out": price_out, "max_cost": max_cost},
     }
     config = _valid(JudgeConfig, given, "rcray alpaca-eval judge")
+    require("sweep", "eval")
     from rcray.evaluate.alpaca_eval.command import Comparison
     from rcray.evaluate.alpaca_eval.judge import estimate
 
@@ -117,9 +120,10 @@ def winrate(
 ) -> None:
     """Compute win rates again from the judgements on disk; calls nothing."""
     given = {"model": judge_model, "base_url": base_url, "mode": mode, "vote": vote, "key_env": None}
+    config = _valid(JudgeConfig, given, "rcray alpaca-eval winrate")
+    require("sweep", "eval")
     from rcray.evaluate.alpaca_eval.command import Comparison
 
-    config = _valid(JudgeConfig, given, "rcray alpaca-eval winrate")
     _print_rows(Comparison(candidate, reference, reference.stem), config, cache, difficulty, spend=False)
 
 
@@ -132,6 +136,7 @@ def sweep_(
 ) -> None:
     """Compare every cell with RC to the same cell without, or every cell to a file of outputs."""
     experiment, cells = cells_of(file, set_)
+    require("sweep", "eval")
     announce(f"answers of {len(cells)} cells of {experiment.name}")
     from rcray.evaluate.alpaca_eval.command import run_sweep
 

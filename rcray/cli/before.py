@@ -13,6 +13,7 @@ from rcray.cli.shared import (
     FileArgument,
     FilesArgument,
     JsonOption,
+    OnlyOption,
     SetOption,
     StoreOption,
     TinyOption,
@@ -22,6 +23,7 @@ from rcray.cli.shared import (
     cells_of,
 )
 from rcray.errors import EXIT_FAILED, printable
+from rcray.extras import require
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -134,6 +136,7 @@ def plan(
     files: FilesArgument,
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
+    only: OnlyOption = None,
     tiny: TinyOption = False,
     cluster: ClusterOption = None,
     measure: Annotated[
@@ -150,8 +153,11 @@ def plan(
     from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes, accelerator(gpu))
+    planned = make_plan(
+        [(file, *cells_of(file, set_, tiny, only=only)) for file in files], store, nodes, accelerator(gpu)
+    )
     if measure:
+        require("sweep")
         planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:
         typer.echo(json.dumps(planned.rows(), indent=2))
@@ -166,11 +172,11 @@ def plan(
 
 
 @app.command("show-config", short_help="every resolved setting of every cell")
-def show_config(file: FileArgument, set_: SetOption = None, json_: JsonOption = False) -> None:
+def show_config(file: FileArgument, set_: SetOption = None, only: OnlyOption = None, json_: JsonOption = False) -> None:
     """Print the resolved configuration of every cell, with its run id."""
     import yaml
 
-    _, cells = cells_of(file, set_)
+    _, cells = cells_of(file, set_, only=only)
     resolved = [{"run_id": c.run_id, "label": c.label, **c.config.model_dump(mode="json")} for c in cells]
     if json_:
         typer.echo(json.dumps(resolved, indent=2))
@@ -189,6 +195,7 @@ def show_pairs(
 ) -> None:
     """Print the first pairs as they are rendered, scored and truncated, by the preset `official` and by `paper`."""
     _, cells = cells_of(file, set_, tiny)
+    require("sweep")
     announce(f"reading {file}'s tokenizers and pairs")
     from rcray.config.fidelity import PRESETS
     from rcray.data.display import LEGEND, describe_pairs, same_rows

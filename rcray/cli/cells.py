@@ -13,6 +13,7 @@ from rcray.cli.shared import (
     FileArgument,
     NoFiguresOption,
     NoTrackingOption,
+    OnlyOption,
     SetOption,
     StoreOption,
     TinyOption,
@@ -22,12 +23,16 @@ from rcray.cli.shared import (
     cells_of,
     only_cell,
     say_undelivered,
+    sweep_command,
     tracking,
 )
+from rcray.config.bundled import find_experiment
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.extras import require
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.secrets import redact
 from rcray.store import DEFAULT_STORE, Store
+from rcray.sweep.needs import require_extras
 
 
 @app.command(short_help="one cell")
@@ -41,6 +46,7 @@ def train(
 ) -> None:
     """Train one cell; continues from its newest checkpoint, and does nothing if it is finished."""
     experiment, cell = only_cell(file, set_)
+    require_extras(experiment, [cell], tracked=not no_tracking, measured=False)
     uri = tracking(tracking_uri, no_tracking, store)
     opened = Store.open(store)
     announce(f"{cell.label}: loading")
@@ -80,6 +86,7 @@ def sweep(
     file: FileArgument,
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
+    only: OnlyOption = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="cells at once; as many as fit")] = None,
     tracking_uri: TrackingOption = None,
     no_tracking: NoTrackingOption = False,
@@ -87,8 +94,12 @@ def sweep(
     cluster: ClusterOption = None,
     no_figures: NoFiguresOption = False,
 ) -> None:
-    """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
-    experiment, cells = cells_of(file, set_, tiny)
+    """Run every unfinished cell of an experiment, then write tables, figures, report.html and explore.html."""
+    experiment, cells = cells_of(file, set_, tiny, only=only)
+    searches = experiment.search is not None and experiment.search.method == "optuna"
+    if only and searches:
+        raise ConfigError(f"--only: {file} searches, and chooses its cells by itself", fix="leave --only out")
+    require_extras(experiment, cells, tracked=not no_tracking, measured=True)
     uri = tracking(tracking_uri, no_tracking, store)
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not store.expanduser().is_absolute():
         raise ConfigError(
@@ -113,9 +124,10 @@ def sweep(
                 on_refresh=screen.refresh,
                 cluster_file=cluster,
                 figures=not no_figures,
+                command=sweep_command(file, set_, tiny),
             )
 
-        if experiment.search is not None and experiment.search.method == "optuna":
+        if searches:
             from rcray.sweep.search import choose_with_optuna
 
             def cell_at(point: Any) -> Any:
@@ -150,6 +162,7 @@ def submit(
 ) -> None:
     """Run a sweep as a job on a Ray cluster and follow its log; the job outlives this command."""
     experiment, _ = cells_of(file, set_, tiny)  # refused here, not on the cluster
+    require("sweep")
     from rcray.sweep.submit import Submission, file_in_job, parse_env
     from rcray.sweep.submit import submit as run
 
@@ -159,7 +172,9 @@ def submit(
     options = [part for item in set_ or () for part in ("--set", item)]
     options += ["--tiny"] if tiny else []
     options += ["--store", str(store)] if store else []
-    command = ["sweep", file_in_job(file, working_dir), *options]
+    # One that ships with the package is there under its name, in the version that the cluster has.
+    place = str(file) if find_experiment(file) != file else file_in_job(file, working_dir)
+    command = ["sweep", place, *options]
     submission = Submission(experiment.name, command, working_dir.resolve(), parse_env(env or ()))
     sys.exit(run(submission, address, follow_log=not no_follow, write=_write_through))
 
@@ -190,6 +205,7 @@ def _print_outcome(outcome: Any, store: Path) -> None:
         typer.echo(outcome.best)
     typer.echo("\nWhere to look")
     typer.echo(f"  report   {outcome.report.html}")
+    typer.echo(f"  explore  {outcome.report.explore}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
     if outcome.report.figures:
         typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")
@@ -199,5 +215,5 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     say_undelivered(outcome.delivered, store)
     typer.echo("\nWhat to try next")
     typer.echo("  another setting   the same command with --set objective.beta=0.5 or --set calibration.scores=full")
-    typer.echo("  a published grid  rcray plan experiments/main.yaml; then rcray sweep experiments/main.yaml --tiny")
+    typer.echo("  a published grid  rcray plan main; then rcray sweep main --tiny")
     typer.echo("  a cluster         deploy/README.md")

@@ -8,6 +8,7 @@ import typer
 
 from rcray.cli.shared import JsonOption, SetOption, StoreOption, TinyOption, announce, app, cells_of
 from rcray.errors import ConfigError
+from rcray.extras import require
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -36,10 +37,12 @@ def diagnose(
     if not 0 < worst < 1:
         raise ConfigError(f"--worst {worst:g}: is no share", fix="give one between 0 and 1, such as 0.1")
     name, configs = _configs(file, model, data, set_, tiny)
+    require("sweep")
     announce("reading the model and the pairs")
     from rcray.diagnose import report
     from rcray.diagnose.diagnosis import DROPPED, check_criteria, same_start
     from rcray.diagnose.diagnosis import diagnose as examine
+    from rcray.progress import CountLine
 
     names = drop or list(DROPPED)
     check_criteria(names)
@@ -55,7 +58,8 @@ def diagnose(
     place = Store.open(store)
     found, dropped = [], dict[int, list[str]]()
     for number, group in enumerate(groups.values(), start=1):
-        diagnosis = examine(group, place, pairs or None)
+        with CountLine("pairs read") as line:
+            diagnosis = examine(group, place, pairs or None, line.update)
         title = name if len(groups) == 1 else f"{name}-{number}"
         folder = (out if len(groups) == 1 else out / title) if out else place.root / "diagnoses" / title
         page = report.write(diagnosis, folder, title)

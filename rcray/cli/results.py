@@ -13,12 +13,15 @@ from rcray.cli.shared import (
     NoFiguresOption,
     SetOption,
     StoreOption,
+    TinyOption,
     TrackingOption,
     announce,
     app,
     cells_of,
+    sweep_command,
 )
 from rcray.errors import RcrayError
+from rcray.extras import require
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -48,6 +51,7 @@ def evaluate(
 
     given = {"benchmarks": benchmark, "limit": limit, "data_dir": data_dir and str(data_dir)}
     settings = settings_from(experiment and experiment.evaluation, given, Path.cwd())
+    require(*(["sweep", "eval"] if settings.benchmarks else ["sweep"]))
     opened = Store.open(store)
     announce(f"measuring {', '.join(run) if run else f'{len(cells)} cells of {file}'}")
     from rcray.evaluate.command import Target, find_runs
@@ -68,6 +72,7 @@ def export(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write a finished run as a plain peft or transformers directory: weights, tokenizer, card, chain."""
+    require("sweep")
     opened = Store.open(store)
     announce(f"exporting {run} to {to}")
     from rcray.evaluate.command import find_run
@@ -102,8 +107,9 @@ def report(
     no_figures: NoFiguresOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
+    """Rebuild tables, figures, report.html and explore.html from finished runs; nothing is trained."""
     experiments = [cells_of(file, set_) for file in files or ()]
+    require(*(["report", "track"] if from_mlflow else ["report"]))
     if not json_:
         announce(f"building the report of {', '.join(each.name for each, _ in experiments) or 'what was given'}")
     from rich.console import Console
@@ -111,7 +117,10 @@ def report(
     from rcray.aggregate.command import Request, run_report
     from rcray.aggregate.tables import to_rich
 
-    built = run_report(Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures))
+    commands = [sweep_command(file, set_) for file in files or ()]
+    built = run_report(
+        Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures, commands)
+    )
     if json_:
         typer.echo(json.dumps(built.paths(), indent=2))
         return
@@ -119,6 +128,34 @@ def report(
     console.print(to_rich(built.table, console.width))
     typer.echo(f"{len(built.tables) // 3} tables, {len(built.figures) // 3} figures in {built.html.parent}")
     typer.echo(f"report {built.html}")
+    if built.results:
+        typer.echo(f"explore {built.explore}")
+
+
+@app.command(short_help="a page on the cells, live while they are trained")
+def watch(
+    files: Annotated[list[Path] | None, typer.Argument(help="experiment files (YAML)", show_default=False)] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any that is free")] = 8050,
+) -> None:
+    """Serve explore.html on 127.0.0.1 from the store, live: curves move as steps are made. It changes nothing.
+
+    Without files: every experiment that was swept into the store, less cells that were never started.
+    """
+    planned = [(sweep_command(file, set_, tiny), *cells_of(file, set_, tiny)) for file in files or ()]
+    announce(f"reading {Store.at(store).root}")
+    from rcray.aggregate.explore.command import watch_experiments, watch_store
+    from rcray.aggregate.explore.server import serve as serve_page
+
+    opened = Store.at(store)
+
+    def say(line: str) -> None:
+        typer.echo(line)
+        sys.stdout.flush()
+
+    serve_page(watch_experiments(opened, planned) if planned else watch_store(opened), port, say)
 
 
 @app.command(short_help="MLflow's pages on the store's runs")
@@ -129,6 +166,7 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
 ) -> None:
     """Start the MLflow UI on the store's runs; a tracking server has its own."""
+    require("track")
     from rcray.track.address import Address, tracking_address
     from rcray.track.ui import serve
 
@@ -170,6 +208,7 @@ def sync(
     A sweep or a training runs this with --follow by itself. By hand it is for one whose delivery was killed, or to
     deliver to a second server; two of them at once send nothing twice.
     """
+    require("report", "track")
     announce(f"looking for what {store} has not delivered")
     from rcray import sync as delivering
     from rcray.follow import follow as follow_training

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rcray.config.bundled import bundled_experiments, find_experiment
 from rcray.config.objectives import BY_NAME, Custom, objective_tag
 from rcray.config.objectives.names import nearest_name
 from rcray.config.schema import Experiment, RunConfig, open_short_forms
@@ -106,7 +107,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Reads an experiment file, with at most one level of `base: other.yaml` below it."""
+    """Reads an experiment, a file or one that ships by name; at most one level of `base: other.yaml` is below it."""
+    path = find_experiment(path)
     content = read_yaml(path)
     if "base" in content:
         name = content.pop("base")
@@ -215,6 +217,8 @@ def _nearby(path: Path) -> str:
     there = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
     if (inside := path.parent / "experiments" / path.name).is_file():
         return f"did you mean {inside}?"
+    if path.parent == Path() and not path.suffix and (bundled := bundled_experiments()):
+        return f"give a file, or one that ships with rcray{did_you_mean(path.name, bundled)}"
     if not there:
         return "check the path; `rcray init FILE` writes an experiment to start from"
     near = get_close_matches(path.name, there, n=_SHOWN_FILES, cutoff=0.5)

@@ -4,15 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from rcray.config import content_key
 from rcray.data.dialogue import Skipped
 from rcray.data.rows import Row, Rows, file_digest, readable, refuse_empty
 from rcray.errors import DataError
+from rcray.extras import explained_imports
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 _BATCH = 256  # rows held as Python objects at a time
 
@@ -32,6 +33,8 @@ class ParquetTable:
     def read(self, wanted: Sequence[str]) -> Iterator[Row | Skipped]:
         """Only the wanted columns are decoded."""
         with self._file() as file:
+            import pyarrow as pa
+
             start = 1
             batches = file.iter_batches(_BATCH, columns=[name for name in wanted if name in file.schema_arrow.names])
             while True:
@@ -53,8 +56,11 @@ class ParquetTable:
         """Of the bytes."""
         return file_digest(self.path)
 
-    def _file(self) -> pq.ParquetFile:
+    def _file(self) -> "pq.ParquetFile":
         refuse_empty(self.path)
+        with explained_imports():
+            import pyarrow as pa
+            import pyarrow.parquet as pq
         try:
             with readable(self.path):
                 return pq.ParquetFile(self.path)
@@ -96,6 +102,8 @@ class DatasetTable:
 
 def rows_of(batch: Any, title: str, start: int) -> Iterator[Row | Skipped]:
     """Rows of an Arrow batch; text that is no UTF-8 costs its own row alone."""
+    import pyarrow as pa
+
     try:
         values = batch.to_pylist()
     except (UnicodeDecodeError, pa.ArrowException):
@@ -106,6 +114,8 @@ def rows_of(batch: Any, title: str, start: int) -> Iterator[Row | Skipped]:
 
 
 def _one(row: Any) -> dict[str, Any] | str:
+    import pyarrow as pa
+
     try:
         return dict(row.to_pylist()[0])
     except UnicodeDecodeError as error:

@@ -39,14 +39,11 @@ from torch import Tensor, nn
 from rcray.calibration import Calibration, Calibrator, Steered, UpdateSteering, calibrate, score_parameters
 from rcray.calibration.scores import Estimator
 from rcray.errors import ConfigError
+from rcray.extras import explained_imports
 from rcray.objectives import PairLogps
 
-try:
+with explained_imports():
     from trl import DPOTrainer
-except ImportError as error:  # pragma: no cover
-    raise ImportError(
-        f"rcray.integrations.trl needs TRL ({error}); install it with: pip install 'rcray[trl]'"
-    ) from error
 
 STATE_FILE = "reward_calibration.json"
 STEERING_FILE = "update_steering.pt"

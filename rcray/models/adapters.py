@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from rcray.config.model import LoraConfig, ModelConfig
 from rcray.errors import ModelError, did_you_mean
+from rcray.extras import explained_imports
 from rcray.models.sources import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Origin, tensor_entries
+
+with explained_imports():
+    from safetensors.torch import load_file
 
 # bitsandbytes looks for a faster CPU kernel on the hub and warns about a package nobody needs.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

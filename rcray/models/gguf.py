@@ -4,7 +4,6 @@ The GGUF file holds 4-bit weights. They are widened to float32 and become a plai
 `quantized_origin.json` beside them: near the original weights, and never said to be them.
 """
 
-import importlib.util
 import json
 import logging
 import tempfile
@@ -15,13 +14,13 @@ from rcray.config.models import MODELS
 from rcray.config.wheels import QuantizedCopy
 from rcray.data.wheels import opened
 from rcray.errors import DataError, ModelError
+from rcray.extras import require
 from rcray.files import write_json
 from rcray.models.sources import build_once, save_whole
 
 log = logging.getLogger(__name__)
 
 ORIGIN = "quantized_origin.json"
-_NEEDED = ("gguf", "sentencepiece")  # the extra rcray[real]
 _VERSION = 1  # raised when the same file would be written as other weights
 
 
@@ -42,12 +41,7 @@ def quantized_origin(directory: Path) -> dict[str, Any] | None:
 
 
 def _build(copy: QuantizedCopy, directory: Path) -> None:
-    missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ModelError(
-            f"model.source: {copy.source} is a GGUF file, and reading one needs {' and '.join(missing)}",
-            fix="pip install 'rcray[real]'",
-        )
+    require("real")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging

@@ -39,8 +39,7 @@ def connected(*, needs_dashboard: bool) -> Iterator[Connection]:
     if ray.is_initialized():
         yield connection
         return
-    connect(needs_dashboard=needs_dashboard)
-    directory = _own_directory()
+    directory = connect(needs_dashboard=needs_dashboard)
     try:
         yield connection
     except Exception:
@@ -52,13 +51,17 @@ def connected(*, needs_dashboard: bool) -> Iterator[Connection]:
             _remove(directory)
 
 
-def connect(*, needs_dashboard: bool) -> None:
-    """Joins the cluster this process belongs to, or starts a private one that nobody outside this machine can reach."""
+def connect(*, needs_dashboard: bool) -> Path | None:
+    """Joins the cluster this process belongs to, or starts a private one that nobody outside this machine can reach.
+
+    Returns:
+        Where the private one keeps logs and sockets; None for a cluster that was joined.
+    """
     if os.environ.get("RAY_ADDRESS"):  # set inside `ray job submit`
         import ray
 
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        return
+        return None
     os.environ[_OPEN_TO_THE_NETWORK] = "0"
     os.environ.setdefault(_NICENESS, "0")
     import ray
@@ -68,7 +71,7 @@ def connect(*, needs_dashboard: bool) -> None:
     # address="local": never join a stranger's cluster by a stale file. Worker groups need the dashboard's state
     # service to free their resources; small cells do without its processes.
     try:
-        ray.init(
+        started = ray.init(
             address="local",
             include_dashboard=needs_dashboard,
             dashboard_host="127.0.0.1",
@@ -82,6 +85,7 @@ def connect(*, needs_dashboard: bool) -> None:
             f"Ray did not start on this machine in time: {error}",
             fix="the same command again, when the machine has less to do",
         ) from None
+    return Path(started.address_info["session_dir"])
 
 
 def _remove(directory: Path) -> None:
@@ -90,10 +94,3 @@ def _remove(directory: Path) -> None:
     with contextlib.suppress(OSError):
         if os.readlink(latest) == str(directory):
             latest.unlink()
-
-
-def _own_directory() -> Path | None:
-    """Where a Ray started by this process keeps logs and sockets; None for a cluster that was joined."""
-    from ray._private.worker import _global_node
-
-    return Path(_global_node.get_session_dir_path()) if _global_node is not None and _global_node.is_head() else None

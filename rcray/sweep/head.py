@@ -10,13 +10,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 
 from rcray.errors import RcrayError, printable
 from rcray.secrets import redact
 
+_HEAD = "gcs_server"
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 2.0
 _SHOW_CURSOR = "\x1b[?25h"  # a live table hides it
@@ -37,19 +37,19 @@ class HeadWatch:
 
     def __enter__(self) -> None:
         if self._head is not None:
-            threading.Thread(target=self._watch, name="head", daemon=True).start()
+            threading.Thread(target=self._watch, args=(self._head,), name="head", daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
 
-    def _watch(self) -> None:
+    def _watch(self, head: psutil.Process) -> None:
         while not self._left.wait(_LOOK_SECONDS):
-            if self._head.poll() is not None:
-                self._end()
+            if _has_ended(head):
+                self._end(head)
 
-    def _end(self) -> None:
+    def _end(self, head: psutil.Process) -> None:
         error = HeadLostError(
-            f"Ray's head on this machine ended (gcs_server, process {self._head.pid}), and the sweep with it",
+            f"Ray's head on this machine ended ({_HEAD}, process {head.pid}), and the sweep with it",
             fix="look what ended it (memory, an administrator); the same command continues",
         )
         try:
@@ -89,12 +89,18 @@ def _is_rays(process: psutil.Process) -> bool:
     return line.startswith("ray::") or "/ray/" in line
 
 
-def _head_process() -> Any:
-    """The head that this process started, as a Popen; None where it joined a cluster."""
-    from ray._private import worker
+def _head_process() -> psutil.Process | None:
+    """The head that this process started, its child; None where it joined a cluster."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == _HEAD and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+    return None
 
-    node = worker._global_node
-    if node is None or not node.is_head():
-        return None
-    started = node.all_processes.get("gcs_server") or []
-    return started[0].process if started else None
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Also one that ended and was not waited for yet: Ray, which started it, does that in its own time."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -13,6 +13,7 @@ from typing import Any
 from rcray.config import Experiment
 from rcray.config.search import SearchConfig
 from rcray.errors import ConfigError
+from rcray.extras import explained_imports
 from rcray.records.ledger import write_stopped
 from rcray.store import Store
 from rcray.sweep.grid import Cell
@@ -93,10 +94,8 @@ def choose_with_optuna(
 
 
 def _new_study(search: SearchConfig) -> tuple[Any, dict[str, Any]]:
-    try:
+    with explained_imports():
         import optuna
-    except ImportError:
-        raise ConfigError("search.method optuna needs a package", fix="pip install 'rcray[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=search.batch, constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)

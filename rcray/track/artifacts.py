@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from rcray.config import content_key
+from rcray.extras import explained_imports
 from rcray.files import measured, read_json
 from rcray.secrets import redact
 from rcray.store import RunDir
 from rcray.track.provenance import FILE as ENVIRONMENT
 from rcray.track.provenance import recorded
 from rcray.train.dynamics import read_dynamics
+
+with explained_imports():
+    import pyarrow.parquet as pq
 
 BENCHMARKS = "benchmarks.json"
 FIGURES = "figures/dynamics.{}"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pyarrow import ArrowException
 
 from rcray.errors import RcrayError
+from rcray.extras import explained_imports
 from rcray.records.evaluation import MetricRow
 from rcray.records.states import ENDED, State
 from rcray.secrets import redact
@@ -31,6 +31,9 @@ from rcray.track.describe import PARENT, STATES, allowed_name, clean_tags, param
 from rcray.track.provenance import environment, provenance, record_environment, recorded_tags
 from rcray.track.tracker import Point, TrackedRun, Tracker, TrackerUnavailableError
 from rcray.track.tracker import State as TrackerState
+
+with explained_imports():
+    from pyarrow import ArrowException
 
 log = logging.getLogger(__name__)
 

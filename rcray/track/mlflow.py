@@ -11,6 +11,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -26,10 +27,8 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 from filelock import FileLock  # noqa: E402
-from mlflow.entities import Metric, Param, Run, RunTag, ViewType  # noqa: E402
-from mlflow.exceptions import MlflowException  # noqa: E402
-from mlflow.tracking import MlflowClient  # noqa: E402
 
+from rcray.extras import explained_imports  # noqa: E402
 from rcray.secrets import redact  # noqa: E402
 from rcray.track.address import Address  # noqa: E402
 from rcray.track.tracker import (  # noqa: E402
@@ -41,6 +40,11 @@ from rcray.track.tracker import (  # noqa: E402
     TrackerUnavailableError,
     in_calls,
 )
+
+with explained_imports():
+    from mlflow.entities import Metric, Param, Run, RunTag, ViewType
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED",
              "UNAUTHENTICATED", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE", "RESOURCE_LIMIT_EXCEEDED")  # fmt: skip
@@ -101,7 +105,7 @@ class MlflowTracker:
         with errors():
             created = self.client.create_run(experiment, start_time=started, tags=dict(tags), run_name=name)
             self.client.update_run(created.info.run_id, status="SCHEDULED")
-        return _view(created)
+        return replace(_view(created), state="SCHEDULED")  # MLflow's own answer says RUNNING
 
     def log_params(self, run: str, params: Mapping[str, str]) -> None:
         """See Tracker."""

@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, load_model, save_file, save_model
 
 from rcray.errors import CheckpointError
+from rcray.extras import explained_imports
 from rcray.files import measured, read_json, write_json
 from rcray.train.sharded import copy_into, is_sharded, load_optimizer, whole, whole_weights
+
+with explained_imports():
+    from safetensors.torch import load_file, load_model, save_file, save_model
 
 log = logging.getLogger(__name__)
 

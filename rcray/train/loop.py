@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import ray.train
-import ray.train.torch
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
@@ -29,6 +27,7 @@ from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DegenerateRunError, RunLockedError
+from rcray.extras import explained_imports
 from rcray.files import publish_directory
 from rcray.models.capabilities import use_precision
 from rcray.models.cards import device_record
@@ -36,6 +35,7 @@ from rcray.models.device import asked_device
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.precision import Precision
 from rcray.models.trained import save_trained
+from rcray.records.live import LiveRows
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
@@ -51,6 +51,10 @@ from rcray.train.profile import StepProfile
 from rcray.train.record import row_of
 from rcray.train.setup import step_state
 from rcray.train.step import StepState, optimizer_step
+
+with explained_imports():
+    import ray.train
+    import ray.train.torch
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +122,8 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
                 job.mirror.push()
         raise
     finally:
+        if rank == 0:
+            LiveRows(job.run.path).clear()
         lock.release()
 
 
@@ -165,7 +171,7 @@ class Training:
         clock = time.perf_counter()
         ahead = Ahead(self.state.policy, self.data.pairs, schedule, self.rank, self.workers)
         for step in range(progress.step, schedule.total_steps):
-            probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
+            probed = self._probe(at_start=step == 0) if step % config.train.probe_every == 0 else NOT_PROBED
             batches = ahead.at(step)
             try:
                 with self.profile.step() if self.profile else nullcontext():
@@ -218,9 +224,9 @@ class Training:
             self.job.run.write_status(self._status(State.RUNNING))
         self._meet()
 
-    def _probe(self) -> dict[str, Any]:
+    def _probe(self, *, at_start: bool = False) -> dict[str, Any]:
         """What the fixed probe pairs show, and the pathway taken since the last look at them."""
-        measured = self.probe.measure()
+        measured = self.probe.measure(at_start=at_start)
         z = [measured["probe_z_w"], measured["probe_z_l"]]
         self.standing = [measured["probe_ranked"], z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
@@ -333,7 +339,7 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
         portion = max(1, config.train.micro_batch_size // workers)
         fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
-    recorder = Recorder(job.run.dynamics)
+    recorder = Recorder(job.run.dynamics, LiveRows(job.run.path) if rank == 0 else None)
     return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), fresh, watch)
 
 

@@ -11,8 +11,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ray.train.torch import TorchConfig
-from ray.train.torch.config import _TorchBackend
+from rcray.extras import explained_imports
+
+with explained_imports():
+    from ray.train.torch import TorchConfig
 
 _SETTINGS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -27,7 +29,9 @@ class GroupConfig(TorchConfig):
         return _GroupBackend
 
 
-class _GroupBackend(_TorchBackend):
+class _GroupBackend(TorchConfig().backend_cls):  # type: ignore[misc]
+    # Ray's own class has no public name; its configuration tells it.
+
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         worker_group.execute(keep_to_loopback)
         super().on_start(worker_group, backend_config)

@@ -20,15 +20,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs as pafs
 from filelock import FileLock
 
 from rcray.config import RunConfig
 from rcray.errors import StorageUnavailableError
+from rcray.extras import explained_imports
 from rcray.files import write_atomic
 from rcray.records.progress import FILE as PROGRESS
 from rcray.records.status import parse_status
 from rcray.store import RunDir, Store
+
+with explained_imports():
+    import pyarrow.fs as pafs
 
 log = logging.getLogger(__name__)
 

@@ -4,22 +4,25 @@ from collections.abc import Iterator, Sequence
 
 from rcray.aggregate.displacement import cures
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.figures.curves import (
-    draw_batch_likelihoods,
-    draw_cosines,
-    draw_distributions,
-    draw_likelihoods,
-    draw_misplaced,
-)
-from rcray.aggregate.figures.displacement import draw_displacement
-from rcray.aggregate.figures.dynamics import draw_dynamics
-from rcray.aggregate.figures.estimators import draw_head_full
-from rcray.aggregate.figures.frontier import draw_frontier
-from rcray.aggregate.figures.overview import draw_overview
-from rcray.aggregate.figures.plane import draw_plane
-from rcray.aggregate.figures.schematic import draw_schematic
-from rcray.aggregate.figures.style import Plot
 from rcray.aggregate.groups import Comparison
+from rcray.extras import explained_imports
+
+with explained_imports():
+    from rcray.aggregate.figures.curves import (
+        draw_batch_likelihoods,
+        draw_cosines,
+        draw_distributions,
+        draw_likelihoods,
+        draw_misplaced,
+    )
+    from rcray.aggregate.figures.displacement import draw_displacement
+    from rcray.aggregate.figures.dynamics import draw_dynamics
+    from rcray.aggregate.figures.estimators import draw_head_full
+    from rcray.aggregate.figures.frontier import draw_frontier
+    from rcray.aggregate.figures.overview import draw_overview
+    from rcray.aggregate.figures.plane import draw_plane
+    from rcray.aggregate.figures.schematic import draw_schematic
+    from rcray.aggregate.figures.style import Plot
 
 
 def draw_all(comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair], unit: str) -> Iterator[Plot]:

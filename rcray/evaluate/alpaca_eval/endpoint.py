@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import httpx2
-from openai import APIConnectionError, APIStatusError, DefaultHttpxClient, OpenAI
-
 from rcray.config.alpaca_eval import JudgeConfig
 from rcray.errors import ConfigError, RcrayError
+from rcray.extras import explained_imports
+
+with explained_imports():
+    import httpx2
+    from openai import APIConnectionError, APIStatusError, DefaultHttpxClient, OpenAI
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the first retry; it doubles up to the longest
 _RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
