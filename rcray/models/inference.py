@@ -125,7 +125,7 @@ def plain_sums(
     place = {int(i): column for column, i in enumerate(index)}
     found = torch.empty(4, len(place), dtype=torch.float64)
     with torch.no_grad(), capabilities_of(model).precision():
-        for rows in token_batches(lengths, list(place), budget(device)):
+        for rows in token_batches(lengths, list(place), budget(model, device)):
             sums = _side_sums(model, collate(pairs, rows).to(device), watch)
             found[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
     return found

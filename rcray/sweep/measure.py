@@ -23,6 +23,7 @@ from rcray.store import Store
 Clock = Callable[[], float]  # seconds
 _MOMENT, _MOST_CALLS = 0.3, 10  # seconds, calls
 _STAND_IN = "cpo"  # one forward, one backward, no reference
+_STAND_IN_UNPAIRED = "kto"  # of labelled answers none does without a reference
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -
 
     content = config.model_dump(mode="json")
     size = config.train.micro_batch_size
-    content["objective"] = {"name": _STAND_IN}
+    unpaired = config.data.format == "unpaired"
+    content["objective"] = {"name": _STAND_IN_UNPAIRED if unpaired else _STAND_IN}
     content["train"] |= {"batch_size": size}
     content["execution"] |= {"workers": 0, "parallel": "ddp"}
     stand_in = RunConfig.model_validate(content)
@@ -124,7 +126,8 @@ def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -
         local = survey(config.data, config.model)
         pairs, held_out = len(data.pairs), local.held_out if local else config.data.eval_pairs
         looked_at = len(fresh.start) if fresh else 0
-        started = max(started - looked_at * forward, 0.0)  # the stand-in has no reference to read them from
+        read = pairs if unpaired else looked_at  # without a reference, the looks' pairs alone
+        started = max(started - read * forward, 0.0)
     on_gpu = policy.device.type == "cuda"
     peak = float(torch.cuda.max_memory_allocated(policy.device)) if on_gpu else _peak_bytes()
     return Measured(

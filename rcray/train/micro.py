@@ -47,8 +47,8 @@ class Policy:
     live_reference: Any | None = None
     share_prompts: Literal["auto", "on", "off"] = "off"
     window: int | None = None  # rows longer than this are not packed: the model reads no further back
-    side_weights: tuple[float, float] = (1.0, 1.0)  # of the objective's two terms, where rows of unpaired data repeat
     baseline: Callable[[Batch], Tensor] | None = None  # KTO's K of a micro-batch, where it has one
+    longest: int = 1024  # tokens of a row of mismatched prompt and answer, which that is taken from
     short_mlp: nn.Module | None = None  # the last feed-forward layer, where it may leave out the prompts
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
     device: torch.device = CPU
@@ -229,7 +229,8 @@ def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
     if policy.likelihood == "mean":
         ref_w, ref_l = ref_w / pairs.n_w, ref_l / pairs.n_l
     constants = pairs.constants if policy.baseline is None else {"kl_baseline": policy.baseline(batch)}
-    return replace(pairs, ref_w=ref_w, ref_l=ref_l, constants=constants, side_weights=policy.side_weights)
+    weights = None if batch.weights is None else moved(batch.weights, policy.device).to(pairs.z_w)
+    return replace(pairs, ref_w=ref_w, ref_l=ref_l, constants=constants, weights=weights)
 
 
 class CutPart:

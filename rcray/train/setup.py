@@ -46,14 +46,14 @@ def step_state(
     reference = frozen = None
     traits = config.objective.traits
     if config.needs_reference:
-        if traits.token_level or _has_baseline(config):  # cached sums are not enough: keep the frozen model itself
+        if traits.token_level or has_baseline(config):  # cached sums are not enough: keep the frozen model itself
             frozen = loaded.model if config.model.trains_adapters else _frozen_copy(config, store, device)
         if not traits.token_level:
             reference = reference_logps(loaded, data, store.cache, device).to(device)
     return with_references(config, loaded.model, data, schedule, device, workers, rank, reference, frozen)
 
 
-def _has_baseline(config: RunConfig) -> bool:
+def has_baseline(config: RunConfig) -> bool:
     """Whether the objective reads what the model makes of mismatched pairs."""
     return isinstance(config.objective, Kto) and config.objective.baseline == "kl"
 
@@ -105,16 +105,16 @@ def with_references(
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
     precision, baseline = allowed.precision, None
-    if _has_baseline(config):
-        baseline = kl_baseline(model, frozen, config.likelihood, config.data.max_length, precision, group.reduce)
+    if has_baseline(config):
+        baseline = kl_baseline(model, frozen, config.likelihood, precision, group.reduce)
     policy = Policy(
         model=model,
         objective=objective,
         likelihood=config.likelihood,
         reference=reference,
         live_reference=frozen if traits.token_level else None,
-        side_weights=data.side_weights,
         baseline=baseline,
+        longest=config.data.max_length,
         share_prompts=sharing,
         window=allowed.window,
         short_mlp=short_mlp,

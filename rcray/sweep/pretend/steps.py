@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rcray.config import RunConfig
-from rcray.data.batch import Schedule, collate
+from rcray.data.batch import Schedule, collate, mismatched
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.models.capabilities import use_precision
 from rcray.models.precision import Precision
@@ -16,7 +16,7 @@ from rcray.models.reference import ReferenceLogps
 from rcray.sweep.pretend.device import Watch, pretend_device
 from rcray.sweep.pretend.models import pretended_model
 from rcray.train.look import Fresh
-from rcray.train.setup import with_references
+from rcray.train.setup import has_baseline, with_references
 from rcray.train.step import optimizer_step
 
 
@@ -71,13 +71,16 @@ def pretended_step(
         data = EncodedPairs(pairs, EncodeReport())
         schedule = Schedule.of(config, len(pairs), data.lengths)
         reference = live = None
-        if config.needs_reference and config.objective.traits.token_level:
+        token_level = config.objective.traits.token_level
+        if config.needs_reference and (token_level or has_baseline(config)):
             live = loaded.model if config.model.trains_adapters else pretended_model(config.model, layers=layers).model
-        elif config.needs_reference:
+        if config.needs_reference and not token_level:
             reference = ReferenceLogps(*(torch.full((len(pairs),), -99.0).double() for _ in range(4))).to(device)
         state = with_references(config, loaded.model, data, schedule, device, 1, 0, reference, live)
         state.policy.model.train()
-        batches = [collate(pairs, range(i, i + size)) for i in range(0, len(pairs), size)]
+        parts = [range(i, i + size) for i in range(0, len(pairs), size)]
+        longest = config.data.max_length if state.policy.baseline else 0
+        batches = [collate(pairs, part, None, mismatched(pairs, part, longest) if longest else None) for part in parts]
         fresh = None
         if state.looks is not None:
             shown = collate(made_up_pairs(config.calibration.look_pairs, lengths), range(config.calibration.look_pairs))
