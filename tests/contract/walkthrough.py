@@ -1,6 +1,6 @@
-"""A reader with a clone: the README's commands in order, in one directory, with one store.
+"""A reader with a clone: the commands of README and docs in order, in one directory, with one store.
 
-Every command of the README's bash blocks is run as it is printed. What cannot be, because it needs a GPU, a hub or a
+Every command of their bash blocks is run as it is printed. What cannot be, because it needs a GPU, a hub or a
 paid judge, or would take hours, is listed here with what is run instead and why; nothing is left out silently.
 """
 
@@ -24,10 +24,10 @@ import yaml
 from rcray.config import load_experiment
 from rcray.sweep.grid import expand
 from rcray.sweep.tiny import DOCUMENTS
+from tests.contract.pages import ROOT, blocks
 from tests.evaluate import judge_server
 from tests.ray.heads import TOKEN, free_ports, running_head
 
-ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 PORT = "127.0.0.1:5000"  # as printed; a free one is taken instead
 SECONDS = 300  # for one command
@@ -88,12 +88,6 @@ INSTEAD = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    """The README's blocks of one language."""
-    text = (ROOT / "README.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
 def printed_commands() -> list[str]:
     """Every command of every bash block, in order, without comments."""
     lines = [line.partition("#")[0] for block in blocks("bash") for line in block.splitlines()]
@@ -112,7 +106,7 @@ class Walk:
     took: dict[str, float] = field(default_factory=dict)
 
     def run(self, printed: str) -> str:
-        """One command of the README; returns what it wrote. Anything but success is an error."""
+        """One printed command; returns what it wrote. Anything but success is an error."""
         instead = INSTEAD.get(printed)
         command = printed if instead is None else instead.command
         if not command:
