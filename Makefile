@@ -2,8 +2,10 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# Two files at a time, in the order of tests/conftest.py: what a file shares is made once. The ten slowest are printed.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+# Files side by side, in the order of tests/conftest.py: what a file shares is made once. Three on two cores, since a
+# sweep waits for its processes a quarter of its time. The ten slowest are printed.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 STORE ?= rcray-store
 
 .PHONY: help quickstart real gpu-check test test-slow test-browser lint campaign bench docs clean

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "gpu_check", "interleaved", "steps", "tiny_runs", "trl_side"}
+NOT_BENCHMARKS = {
+    *("__init__", "__main__", "between", "gpu_check", "interleaved", "steps", "timed_steps", "tiny_runs", "trl_side"),
+}
 
 
 def main() -> int:

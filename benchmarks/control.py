@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.interleaved import machine
-from benchmarks.tiny_runs import Case, whole_run
+from benchmarks.tiny_runs import Case, log, logged, whole_run
 
 CASES = {
     "quickstart *": Case(),
@@ -128,7 +128,7 @@ def main() -> None:
         draw(options.figure)
         return
     names, seeds = (list(CASES)[:2], SEEDS[:1]) if options.quick else (list(CASES), SEEDS)
-    done = [json.loads(text) for text in options.log.read_text().splitlines()] if _exists(options.log) else []
+    done = logged(options.log)
     known = {(r["case"], r["kind"], r["seed"]) for r in done}
     with tempfile.TemporaryDirectory() as directory:
         kinds = options.kinds.split(",")
@@ -138,9 +138,7 @@ def main() -> None:
         with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
             for result in pool.map(outcome, jobs):
                 results.append(result)
-                if options.log:
-                    with options.log.open("a") as log:
-                        log.write(json.dumps(result) + "\n")
+                log(options.log, result)
     print(f"control ({machine()}; Δz_w / Δz_l on held-out pairs, mean ± spread; runs that did both)")
     print("| case | none | published | update |\n|---|---|---|---|")
     for name in names:
@@ -156,10 +154,6 @@ def main() -> None:
                 "pathway_iii": round(statistics.fmean(r["iii"] for r in mine), 4),
             }
     print(json.dumps({"benchmark": "control", "ratios": summary, "seeds": list(seeds)}))
-
-
-def _exists(path: Path | None) -> bool:
-    return path is not None and path.exists()
 
 
 if __name__ == "__main__":

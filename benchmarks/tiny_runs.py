@@ -1,6 +1,7 @@
 """Whole runs of the tiny models, in this process, for benchmarks that compare what training did."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,6 +79,18 @@ def whole_run(case: Case, config: RunConfig, directory: Path, name: str) -> pd.D
     training = ready(case, config, directory, name)
     training.run()
     return read_dynamics(training.job.run.dynamics).to_pandas()
+
+
+def logged(path: Path | None) -> list[dict[str, Any]]:
+    """The runs that a log already holds, a JSON line each."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+
+
+def log(path: Path | None, run: dict[str, Any]) -> None:
+    """Appends a run, where a log is kept."""
+    if path:
+        with path.open("a") as file:
+            file.write(json.dumps(run) + "\n")
 
 
 @contextmanager

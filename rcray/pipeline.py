@@ -40,8 +40,12 @@ def sweep(
     on_refresh: Callable[[Ledger], None] | None = None,
     cluster_file: Path | None = None,
     figures: bool = True,
+    command: Sequence[str] = (),
 ) -> Outcome:
-    """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere."""
+    """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere.
+
+    `command` is what was asked for, up to the choice of cells, for the page that offers to run some of them again.
+    """
     require_extras(experiment, cells, tracked=tracking_uri is not None, measured=True)
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
     from rcray.evaluate.command import check_settings
@@ -65,7 +69,7 @@ def sweep(
             ledger = run_sweep(cells, store, directory, options)
             if follower:
                 follower.end_training()
-            report = build_report(store, experiment, cells, figures=figures)
+            report = build_report(store, experiment, cells, figures=figures, command=command)
     best = best_of_search(experiment, cells, store)
     return Outcome(ledger, report, tracking_uri, follower.outcome if follower else None, best)
 

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rcray.records.ledger import Ledger
+from rcray.records.progress import Progress as Doing
 from rcray.records.progress import read_progress
 from rcray.sweep.ledger import ledger_table
 from rcray.track.delivery import Tally
@@ -121,6 +122,38 @@ class ProgressLine:
         self.ended.set()
         self.watcher.join()
         self.progress.stop()
+
+
+class CountLine:
+    """A long pass over something: how much of it is done, at what rate, for how long still."""
+
+    def __init__(self, what: str):
+        self.what = what
+        self.console = Console(stderr=True)
+        self.live: Any = None
+        self.begun = self.told = time.monotonic()
+
+    def __enter__(self) -> "CountLine":
+        if self.console.is_terminal:
+            self.live = self.console.status("")
+            self.live.start()
+        return self
+
+    def update(self, done: int, total: int) -> None:
+        """Takes how much is done."""
+        now = time.monotonic()
+        if done == 0:
+            self.begun = now
+        now_at = Doing(self.what, done, total, done / (now - self.begun) if done and now > self.begun else None)
+        if self.live:
+            self.live.update(now_at.text)
+        elif now - self.told > LINE_SECONDS:
+            self.told = now
+            self.console.print(now_at.text, markup=False, highlight=False, soft_wrap=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
 
 
 class DeliveryLine:

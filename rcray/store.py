@@ -10,10 +10,12 @@ STORE/
     best/                 the model that ranked the probe pairs best, where asked for
     evaluation.json       metric rows
     items/KEY.parquet     what they are means of: every held-out pair, every document
+    displaced/KEY.parquet the held-out pairs whose chosen answers fell most, token by token
     adjusted.json         what was changed so that it could run at all; absent in most runs
     environment.json      versions, packages and git state it was started with, if it was tracked
   cache/                  tiny models, reference likelihoods: by content, shared by every run
-  experiments/NAME/       ledger.json, tracking.jsonl, sync.log, tables/, figures/, measurements.csv, report.html
+  experiments/NAME/       ledger.json, tracking.jsonl, sync.log, tables/, figures/, measurements.csv, report.html,
+                          explore.html
   mlflow.db, mlartifacts/ the default tracking store
   store-id                tells this store's runs from another's on a shared tracking server
 """
@@ -102,6 +104,10 @@ class RunDir:
     def items(self, key: str) -> Path:
         """What the measurement with this key said of every pair or document."""
         return self.path / "items" / f"{key}.parquet"
+
+    def displaced(self, key: str) -> Path:
+        """The pairs of that measurement whose chosen answers fell most, token by token."""
+        return self.path / "displaced" / f"{key}.parquet"
 
     @property
     def samples(self) -> Path:

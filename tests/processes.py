@@ -43,7 +43,7 @@ def listeners(pid):
     return found
 
 
-def watch_listeners(process, seconds=240, pause=0.2):
+def watch_listeners(process, seconds=600, pause=0.2):
     """All sockets that a command's processes listened on at any time until it ended."""
     found = set()
     deadline = time.monotonic() + seconds

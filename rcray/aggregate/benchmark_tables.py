@@ -138,8 +138,8 @@ def metric_key(benchmark: str, lines: Sequence[Line]) -> str:
 
 def _differences(lines: Sequence[Line], average: Metric) -> list[Estimate]:
     pairs = [(line.without, line.setting) for line in lines if not line.apart]
-    found = [difference(without, setting, average) for without, setting in pairs if without and setting]
-    return [delta for delta in found if delta is not None]
+    deltas = [difference(without, setting, average) for without, setting in pairs if without and setting]
+    return [delta for delta in deltas if delta is not None]
 
 
 def _error_notes(several: bool, deltas: Sequence[Estimate]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.exported import Planned, export_ledger, exported_experiments
-from rcray.aggregate.report import Report, write_published, write_report
+from rcray.aggregate.report import Report, origins_of, write_published, write_report
 from rcray.config import Experiment
 from rcray.errors import ConfigError
 from rcray.records.ledger import read_stopped
@@ -27,6 +27,7 @@ class Request:
     export: Path | None = None
     out: Path | None = None
     figures: bool = True
+    commands: Sequence[Sequence[str]] = ()  # that the experiments would be run by, one each
 
 
 def run_report(request: Request) -> Report:
@@ -53,7 +54,9 @@ def run_report(request: Request) -> Report:
     results = collect(store, cells, stopped)
     if request.export is not None:
         export_ledger(request.export, planned, results)
-    return write_report(folder, [experiment for experiment, _ in planned], results, figures=request.figures)
+    asked = zip(request.commands, (cells for _, cells in planned), strict=False)
+    experiments = [experiment for experiment, _ in planned]
+    return write_report(folder, experiments, results, origins_of(asked), figures=request.figures)
 
 
 def _check(request: Request) -> None:

@@ -21,6 +21,14 @@ class Estimate:
     degrees: float | None = None  # of freedom of that error
     p: float | None = None  # McNemar's, of a difference of shares
 
+    @property
+    def half_width(self) -> float:
+        """Of the 95% interval around the value; nan where its error is not known."""
+        if self.stderr is None:
+            return math.nan
+        degrees = self.degrees if self.degrees is not None else self.seeds - 1 if self.seeds > 1 else math.inf
+        return t_quantile(degrees) * self.stderr
+
     def spread(self, several: bool) -> float | None:
         """What a table prints after ±: the spread over seeds where there are several, else the standard error.
 

@@ -2,8 +2,8 @@
 
 LEDGER/
   experiments/NAME/     experiment.yaml, ledger.json, and stopped.json where its search has stopped runs
-  runs/RUN_ID/          config.yaml, status.json, evaluation.json, samples.json, items/*.parquet, adjusted.json,
-                        dynamics/*.parquet
+  runs/RUN_ID/          config.yaml, status.json, evaluation.json, samples.json, items/*.parquet,
+                        displaced/*.parquet, adjusted.json, dynamics/*.parquet
 """
 
 import shutil
@@ -98,8 +98,8 @@ def _export_run(result: CellResult, target: RunDir) -> None:
     for name in ("evaluation", "samples", "adjusted"):
         if getattr(source, name).exists():
             shutil.copyfile(getattr(source, name), getattr(target, name))
-    for items in sorted((source.path / "items").glob("*.parquet")):
-        write_atomic(target.items(items.stem), items.read_bytes())
+    for kept in sorted([*source.path.glob("items/*.parquet"), *source.path.glob("displaced/*.parquet")]):
+        write_atomic(target.path / kept.parent.name / kept.name, kept.read_bytes())
     if result.recorded:
         _export_dynamics(source, target)
     elif source.dynamics.exists():

@@ -232,12 +232,12 @@ def _named(settings: Sequence[Setting]) -> list[Setting]:
 
 def _variants(configs: Sequence[RunConfig]) -> list[str]:
     """For each config, the settings in which it differs from the others of the same model and objective."""
-    flat = [_flatten(_with_kind(config)) for config in configs]
+    flat = [flatten(with_kind(config)) for config in configs]
     peers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     keys = [(config.model.name, config.objective_title) for config in configs]
     for key, own in zip(keys, flat, strict=True):
         peers.setdefault(key, []).append(own)
-    varying = {key: _varying(group) for key, group in peers.items()}
+    varying = {key: varying_paths(group) for key, group in peers.items()}
     return [
         ", ".join(
             str(own[path]) if path == _KIND else f"{path.rpartition('.')[2]}={own[path]}"
@@ -248,7 +248,7 @@ def _variants(configs: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _with_kind(config: RunConfig) -> dict[str, Any]:
+def with_kind(config: RunConfig) -> dict[str, Any]:
     """A run's identity with the kind of its calibration spelled out, from which other fields follow."""
     content = identity(config)
     if config.calibration.enabled:
@@ -256,7 +256,7 @@ def _with_kind(config: RunConfig) -> dict[str, Any]:
     return content
 
 
-def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
+def varying_paths(group: Sequence[Mapping[str, Any]]) -> set[str]:
     """Paths that have more than one value in the group; being absent is a value. The seed does not count.
 
     Nor does what follows from another: where runs with adapters all have the same ones, `method` says it.
@@ -281,11 +281,12 @@ def _varying(group: Sequence[Mapping[str, Any]]) -> set[str]:
     return {path for path, own in values.items() if len(own) > 1 or (counts[path] < len(group) and not follows(path))}
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted paths."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, Mapping) and value:
-            flat.update(_flatten(value, f"{prefix}{key}."))
+            flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat

@@ -15,7 +15,7 @@ three seeds that differ far more than pairs do its 95% intervals cover 92%).
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,10 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from rcray.aggregate.collect import CellResult, Metric
+from rcray.aggregate.frame import Measurement
 from rcray.config.benchmarks import PREFERENCE
 from rcray.errors import StoreError
 from rcray.evaluate.bootstrap import bootstrap
 from rcray.records.items import Items, read_items
+from rcray.store import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -107,16 +109,32 @@ def items_of(result: CellResult, metric: Metric) -> Weighted | None:
 
 
 def _items_of_one(result: CellResult, metric: str) -> Weighted | None:
-    benchmark, _, column = metric.partition("/")
     row = result.metrics.get(metric)
+    if row is None or not row.ok:
+        return None
     try:
-        key = result.run.read_evaluation().keys.get(benchmark)
+        key = _keys(result.run, _changed(result.run.evaluation)).get(metric.partition("/")[0])
         path = result.run.items(key) if key else None
-        items = _read(path, path.stat().st_mtime_ns) if path and path.is_file() else None
+        return _weighted(path, _changed(path), row) if path and path.is_file() else None
     except StoreError as error:
         log.warning("%s; the error of a difference is that of independent runs", error)
         return None
-    if items is None or column not in items.columns or row is None or not row.ok:
+
+
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+@lru_cache(maxsize=1024)
+def _keys(run: RunDir, _changed: int) -> Mapping[str, str]:
+    return run.read_evaluation().keys
+
+
+@lru_cache(maxsize=4096)  # every cell may be compared with every other
+def _weighted(path: Path, changed: int, row: Measurement) -> Weighted | None:
+    benchmark, _, column = row.metric.partition("/")
+    items = _read(path, changed)
+    if items is None or column not in items.columns:
         return None
     there = np.isfinite(items.columns[column])
     tasks, strata, sizes = np.unique(np.array(items.tasks)[there], return_inverse=True, return_counts=True)

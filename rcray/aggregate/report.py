@@ -1,4 +1,4 @@
-"""From runs to a report: tables, figures and one page, each file written whole or not at all."""
+"""From runs to a report: tables, figures and two pages, each file written whole or not at all."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from rcray.aggregate.catalogue import Catalogue, catalogue_of_published, catalog
 from rcray.aggregate.collect import CellResult, collect
 from rcray.aggregate.displacement import verdict
 from rcray.aggregate.estimators import estimator_pairs
+from rcray.aggregate.explore.page import EXPLORE, Origin, Subject, write_explore
 from rcray.aggregate.findings import check_claims, overall
 from rcray.aggregate.frame import likelihood_unit
 from rcray.aggregate.frame import to_csv as frame_csv
@@ -41,6 +42,11 @@ class Report:
     table: Table
     results: tuple[CellResult, ...]
 
+    @property
+    def explore(self) -> Path:
+        """The page to ask, beside the one that tells; there where there are cells."""
+        return self.html.with_name(EXPLORE)
+
     def paths(self) -> dict[str, Any]:
         """For scripts: the files, and how every cell came out."""
         cells = {result.cell.run_id: result.status for result in self.results}
@@ -48,14 +54,30 @@ class Report:
         return {"report": str(self.html), **files, "cells": cells}
 
 
-def build_report(store: Store, experiment: Experiment, cells: Sequence[Cell], *, figures: bool = True) -> Report:
-    """Writes STORE/experiments/NAME/{tables, figures, report.html} from what the store holds now."""
+def build_report(
+    store: Store, experiment: Experiment, cells: Sequence[Cell], *, figures: bool = True, command: Sequence[str] = ()
+) -> Report:
+    """Writes STORE/experiments/NAME/{tables, figures, report.html, explore.html} from what the store holds now.
+
+    `command` is what was asked for, up to the choice of cells; empty: nobody knows.
+    """
     folder = store.experiment(experiment.name)
-    return write_report(folder, [experiment], collect(store, cells, read_stopped(folder)), figures=figures)
+    origins = origins_of([(command, cells)])
+    return write_report(folder, [experiment], collect(store, cells, read_stopped(folder)), origins, figures=figures)
+
+
+def origins_of(asked: Iterable[tuple[Sequence[str], Sequence[Cell]]]) -> tuple[Origin, ...]:
+    """The commands behind cells, where they are known."""
+    return tuple(Origin(tuple(command), tuple(cell.run_id for cell in cells)) for command, cells in asked if command)
 
 
 def write_report(
-    folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult], *, figures: bool = True
+    folder: Path,
+    experiments: Sequence[Experiment],
+    results: Sequence[CellResult],
+    origins: tuple[Origin, ...] = (),
+    *,
+    figures: bool = True,
 ) -> Report:
     """Writes the report of one or more experiments; a run that several of them share counts once.
 
@@ -65,7 +87,7 @@ def write_report(
     from rcray.aggregate.html import Page
 
     results = list({result.cell.run_id: result for result in results}.values())
-    name, title, description = _names(experiments)
+    name, title, description = names_of(experiments)
     comparisons = compare(results)
     unit = likelihood_unit(result.cell.config for result in results)
     pairs = estimator_pairs(results)
@@ -80,6 +102,7 @@ def write_report(
         ),
     ]
     page = Page(folder, name, title, description, catalogue, results, findings[:_CARDS], said)
+    write_explore(folder, Subject(name, title, description, origins), results)
 
     if not figures:
         return _write(page, ())
@@ -103,7 +126,8 @@ def write_published(folder: Path) -> Report:
     return _write(page, draw_published_sensitivity())
 
 
-def _names(experiments: Sequence[Experiment]) -> tuple[str, str, str]:
+def names_of(experiments: Sequence[Experiment]) -> tuple[str, str, str]:
+    """Name, title and description of a page about these experiments."""
     if len(experiments) == 1:
         only = experiments[0]
         return only.name, only.title or only.name, only.description

@@ -62,7 +62,7 @@ def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
 
 def samples_of_runs(results: Iterable[CellResult]) -> list[RunSamples]:
     """The texts of the finished runs that have some; a file that cannot be read has none."""
-    found = []
+    shown = []
     for result in results:
         try:
             samples = read_samples(result.run.samples) if result.ok else ()
@@ -70,5 +70,5 @@ def samples_of_runs(results: Iterable[CellResult]) -> list[RunSamples]:
             continue
         if samples:
             flagged = sum(bool(answer.flags) for sample in samples for answer in sample.trained)
-            found.append(RunSamples(result.cell.run_id, result.cell.label, samples, flagged))
-    return found[:SHOWN_RUNS]
+            shown.append(RunSamples(result.cell.run_id, result.cell.label, samples, flagged))
+    return shown[:SHOWN_RUNS]

@@ -109,6 +109,14 @@ class Interval:
     predicted: str  # "" where nobody looked at fresh pairs
     realised: str
     at_head: str
+    rows: tuple[int, int] | None = None  # of the records, where both moves are known
+    move: tuple[float, float] = (math.nan, math.nan)  # of z_w and z_l, as foreseen
+    change: tuple[float, float] = (math.nan, math.nan)  # as it came
+
+    @property
+    def pathways(self) -> tuple[str, str]:
+        """As foreseen, and as it came."""
+        return self.predicted, self.realised
 
 
 def judged_intervals(records: Mapping[str, np.ndarray], probe_every: int, finished: bool) -> list[Interval]:
@@ -134,7 +142,8 @@ def judged_intervals(records: Mapping[str, np.ndarray], probe_every: int, finish
             [float(records[f"probe_z_{side}"][end] - records[f"probe_z_{side}"][start]) for side in "wl"],
         )
         often = Counter(reversed(at_head[start:end])).most_common(1)[0][0]
-        judged.append(Interval(pathway_of(*move), pathway_of(*change), often))
+        moves = (move[0], move[1]), (change[0], change[1])
+        judged.append(Interval(pathway_of(*move), pathway_of(*change), often, (start, end), *moves))
     return judged
 
 

@@ -22,12 +22,10 @@ from rcray.calibration.band import (
     mean_incentives,
     normalised_gradient,
     observe,
-    pathway_of,
-    predicted_pathway,
-    rates,
     statistics,
     summarise,
 )
+from rcray.calibration.pathway import pathway_of, predicted_pathway, rates
 from rcray.calibration.scores import Reduce, plain_scores, score_parameters
 from rcray.calibration.steering import Steered, UpdateSteering
 from rcray.calibration.wrap import Calibrated, calibrate, scale_gradient

@@ -28,7 +28,6 @@ from torch import Tensor
 from rcray.calibration.scores import Gradients, Reduce
 from rcray.config.calibration import EMA_BETA
 from rcray.objectives.base import Incentives
-from rcray.records.columns import Pathway, pathway_of
 
 EDGE_ROUNDING = 1e-9  # nats: a ratio this close to an edge lies on it
 #: Bound of |log alpha|: alpha and 1/alpha stay below 3e17, so that a float32 or bfloat16 gradient times either holds.
@@ -108,9 +107,9 @@ def statistics(d_w: LogMean, d_l: LogMean, scores: Scores) -> Statistics:
     return Statistics(d_w.log_abs, d_l.log_abs, d_w.sign, d_l.sign, scores.log_s_w, scores.log_s_l, scores.rho)
 
 
-def mean_incentives(found: Incentives, reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
+def mean_incentives(incentives: Incentives, reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
     """Mean d_w and d_l over the pairs of a batch and of all workers, in the log domain."""
-    return means_of(incentive_sums([found], reduce).tolist())
+    return means_of(incentive_sums([incentives], reduce).tolist())
 
 
 def incentive_sums(parts: Sequence[Incentives], reduce: Reduce | None = None) -> Tensor:
@@ -227,51 +226,6 @@ def half_width(rho: float) -> float:
     if math.isnan(rho):
         return math.nan
     return math.inf if rho <= 0 else max(0.0, -math.log(rho))
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Predicted time derivatives of the likelihoods, up to one common positive factor (Theorem 3.1)."""
-
-    z_w: float
-    z_l: float
-
-    @property
-    def margin(self) -> float:
-        """The margin's derivative (Corollary 3.2)."""
-        return self.z_w - self.z_l
-
-
-def rates(stats: Statistics) -> Rates:
-    """dz_w/dt = d_w |s_w|^2 - d_l <s_w, s_l>; dz_l/dt = d_w <s_w, s_l> - d_l |s_l|^2.
-
-    Divided by the largest exponential, so that signs and relative sizes survive where the values would overflow.
-    """
-    push_w = stats.log_d_w + stats.log_s_w  # log |d_w s_w|
-    push_l = stats.log_d_l + stats.log_s_l
-    top = max(push_w, push_l)
-    norm_top = max(stats.log_s_w, stats.log_s_l)
-    if not math.isfinite(top) or not math.isfinite(norm_top):
-        return Rates(math.nan, math.nan)
-    rho = 0.0 if math.isnan(stats.rho) else stats.rho
-    w = stats.sign_w * math.exp(push_w - top)
-    l = stats.sign_l * math.exp(push_l - top)  # noqa: E741  the paper's letter
-    return Rates(
-        z_w=math.exp(stats.log_s_w - norm_top) * (w - rho * l),
-        z_l=math.exp(stats.log_s_l - norm_top) * (rho * w - l),
-    )
-
-
-def predicted_pathway(stats: Statistics) -> Pathway:
-    """The pathway the theorem predicts for an update with these statistics.
-
-    A ratio clipped onto an edge of the band has a rate of exactly zero there; which way its last bit fell says nothing.
-    """
-    inside = stats.problem() is None and band(stats).slack(stats.log_r) >= -EDGE_ROUNDING
-    if inside:
-        return "reversed" if stats.reversed else "iii"
-    predicted = rates(stats)
-    return pathway_of(predicted.z_w, predicted.z_l)
 
 
 @dataclass(frozen=True)

@@ -59,20 +59,20 @@ class HeadSums:
 def pair_products(applied: HeadPass, layout: Layout, weights: Tensor) -> list[Products]:
     """The products of every pair of a layout apart: its own answers' scores, and no other pair's."""
     vocabulary, hidden = applied.weight.shape
-    found = []
+    products = []
     for pair, split in enumerate(layout.counts[0].tolist()):
         tokens = torch.nonzero(layout.pair == pair).flatten()  # chosen ones come first
         part, own = applied.of(tokens), weights[tokens]
         if exact_form(len(tokens), hidden, vocabulary, applied.h.element_size(), alone=True) == "gram":
             part.kept = torch.cat([residual.clone() for _, residual in part.residuals()])
-            found.append(gram_products(part, own, split))
+            products.append(gram_products(part, own, split))
             continue
         sums = HeadSums(own, split)
         for rows, residual in part.residuals():
             sums(part, rows, residual)
         w, l = (side[0].double() for side in (sums.side_scores().w, sums.side_scores().l))  # noqa: E741
-        found.append(Products(torch.stack([(a * b).sum() for a, b in ((w, w), (l, l), (w, l))])))
-    return found
+        products.append(Products(torch.stack([(a * b).sum() for a, b in ((w, w), (l, l), (w, l))])))
+    return products
 
 
 def gram_products(applied: HeadPass, weights: Tensor, split: int) -> Products:

@@ -13,6 +13,7 @@ from rcray.cli.shared import (
     FileArgument,
     FilesArgument,
     JsonOption,
+    OnlyOption,
     SetOption,
     StoreOption,
     TinyOption,
@@ -135,6 +136,7 @@ def plan(
     files: FilesArgument,
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
+    only: OnlyOption = None,
     tiny: TinyOption = False,
     cluster: ClusterOption = None,
     measure: Annotated[
@@ -151,7 +153,9 @@ def plan(
     from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    planned = make_plan([(file, *cells_of(file, set_, tiny)) for file in files], store, nodes, accelerator(gpu))
+    planned = make_plan(
+        [(file, *cells_of(file, set_, tiny, only=only)) for file in files], store, nodes, accelerator(gpu)
+    )
     if measure:
         require("sweep")
         planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
@@ -168,11 +172,11 @@ def plan(
 
 
 @app.command("show-config", short_help="every resolved setting of every cell")
-def show_config(file: FileArgument, set_: SetOption = None, json_: JsonOption = False) -> None:
+def show_config(file: FileArgument, set_: SetOption = None, only: OnlyOption = None, json_: JsonOption = False) -> None:
     """Print the resolved configuration of every cell, with its run id."""
     import yaml
 
-    _, cells = cells_of(file, set_)
+    _, cells = cells_of(file, set_, only=only)
     resolved = [{"run_id": c.run_id, "label": c.label, **c.config.model_dump(mode="json")} for c in cells]
     if json_:
         typer.echo(json.dumps(resolved, indent=2))

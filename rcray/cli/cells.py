@@ -13,6 +13,7 @@ from rcray.cli.shared import (
     FileArgument,
     NoFiguresOption,
     NoTrackingOption,
+    OnlyOption,
     SetOption,
     StoreOption,
     TinyOption,
@@ -22,6 +23,7 @@ from rcray.cli.shared import (
     cells_of,
     only_cell,
     say_undelivered,
+    sweep_command,
     tracking,
 )
 from rcray.config.bundled import find_experiment
@@ -84,6 +86,7 @@ def sweep(
     file: FileArgument,
     store: StoreOption = DEFAULT_STORE,
     set_: SetOption = None,
+    only: OnlyOption = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="cells at once; as many as fit")] = None,
     tracking_uri: TrackingOption = None,
     no_tracking: NoTrackingOption = False,
@@ -91,8 +94,11 @@ def sweep(
     cluster: ClusterOption = None,
     no_figures: NoFiguresOption = False,
 ) -> None:
-    """Run every unfinished cell of an experiment, then write tables, figures and report.html."""
-    experiment, cells = cells_of(file, set_, tiny)
+    """Run every unfinished cell of an experiment, then write tables, figures, report.html and explore.html."""
+    experiment, cells = cells_of(file, set_, tiny, only=only)
+    searches = experiment.search is not None and experiment.search.method == "optuna"
+    if only and searches:
+        raise ConfigError(f"--only: {file} searches, and chooses its cells by itself", fix="leave --only out")
     require_extras(experiment, cells, tracked=not no_tracking, measured=True)
     uri = tracking(tracking_uri, no_tracking, store)
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not store.expanduser().is_absolute():
@@ -118,9 +124,10 @@ def sweep(
                 on_refresh=screen.refresh,
                 cluster_file=cluster,
                 figures=not no_figures,
+                command=sweep_command(file, set_, tiny),
             )
 
-        if experiment.search is not None and experiment.search.method == "optuna":
+        if searches:
             from rcray.sweep.search import choose_with_optuna
 
             def cell_at(point: Any) -> Any:
@@ -198,6 +205,7 @@ def _print_outcome(outcome: Any, store: Path) -> None:
         typer.echo(outcome.best)
     typer.echo("\nWhere to look")
     typer.echo(f"  report   {outcome.report.html}")
+    typer.echo(f"  explore  {outcome.report.explore}")
     typer.echo(f"  tables   {outcome.report.html.parent / 'tables'}")
     if outcome.report.figures:
         typer.echo(f"  figures  {outcome.report.html.parent / 'figures'}")

@@ -42,6 +42,7 @@ def diagnose(
     from rcray.diagnose import report
     from rcray.diagnose.diagnosis import DROPPED, check_criteria, same_start
     from rcray.diagnose.diagnosis import diagnose as examine
+    from rcray.progress import CountLine
 
     names = drop or list(DROPPED)
     check_criteria(names)
@@ -57,7 +58,8 @@ def diagnose(
     place = Store.open(store)
     found, dropped = [], dict[int, list[str]]()
     for number, group in enumerate(groups.values(), start=1):
-        diagnosis = examine(group, place, pairs or None)
+        with CountLine("pairs read") as line:
+            diagnosis = examine(group, place, pairs or None, line.update)
         title = name if len(groups) == 1 else f"{name}-{number}"
         folder = (out if len(groups) == 1 else out / title) if out else place.root / "diagnoses" / title
         page = report.write(diagnosis, folder, title)

@@ -13,10 +13,12 @@ from rcray.cli.shared import (
     NoFiguresOption,
     SetOption,
     StoreOption,
+    TinyOption,
     TrackingOption,
     announce,
     app,
     cells_of,
+    sweep_command,
 )
 from rcray.errors import RcrayError
 from rcray.extras import require
@@ -105,7 +107,7 @@ def report(
     no_figures: NoFiguresOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Rebuild tables, figures and report.html from finished runs; nothing is trained."""
+    """Rebuild tables, figures, report.html and explore.html from finished runs; nothing is trained."""
     experiments = [cells_of(file, set_) for file in files or ()]
     require(*(["report", "track"] if from_mlflow else ["report"]))
     if not json_:
@@ -115,7 +117,10 @@ def report(
     from rcray.aggregate.command import Request, run_report
     from rcray.aggregate.tables import to_rich
 
-    built = run_report(Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures))
+    commands = [sweep_command(file, set_) for file in files or ()]
+    built = run_report(
+        Request(experiments, store, published, ledger, from_mlflow, export_ledger, out, not no_figures, commands)
+    )
     if json_:
         typer.echo(json.dumps(built.paths(), indent=2))
         return
@@ -123,6 +128,34 @@ def report(
     console.print(to_rich(built.table, console.width))
     typer.echo(f"{len(built.tables) // 3} tables, {len(built.figures) // 3} figures in {built.html.parent}")
     typer.echo(f"report {built.html}")
+    if built.results:
+        typer.echo(f"explore {built.explore}")
+
+
+@app.command(short_help="a page on the cells, live while they are trained")
+def watch(
+    files: Annotated[list[Path] | None, typer.Argument(help="experiment files (YAML)", show_default=False)] = None,
+    store: StoreOption = DEFAULT_STORE,
+    set_: SetOption = None,
+    tiny: TinyOption = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any that is free")] = 8050,
+) -> None:
+    """Serve explore.html on 127.0.0.1 from the store, live: curves move as steps are made. It changes nothing.
+
+    Without files: every experiment that was swept into the store, less cells that were never started.
+    """
+    planned = [(sweep_command(file, set_, tiny), *cells_of(file, set_, tiny)) for file in files or ()]
+    announce(f"reading {Store.at(store).root}")
+    from rcray.aggregate.explore.command import watch_experiments, watch_store
+    from rcray.aggregate.explore.server import serve as serve_page
+
+    opened = Store.at(store)
+
+    def say(line: str) -> None:
+        typer.echo(line)
+        sys.stdout.flush()
+
+    serve_page(watch_experiments(opened, planned) if planned else watch_store(opened), port, say)
 
 
 @app.command(short_help="MLflow's pages on the store's runs")

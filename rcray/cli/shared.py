@@ -25,6 +25,10 @@ StoreOption = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="override a field of every cell; repeatable")
 ]
+OnlyOption = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="RUN_ID", help="these cells alone, by run id; repeatable, or with commas between"),
+]
 TinyOption = Annotated[
     bool, typer.Option("--tiny", help="scaled down to seconds on a CPU: embedded models, synthetic pairs")
 ]
@@ -51,15 +55,29 @@ def announce(text: str) -> None:
     typer.echo(f"{printable(redact(text))} ...", err=True)
 
 
-def cells_of(file: Path, overrides: list[str] | None, tiny: bool = False, points: Any = None) -> tuple[Any, Any]:
+def cells_of(
+    file: Path,
+    overrides: list[str] | None,
+    tiny: bool = False,
+    points: Any = None,
+    only: list[str] | None = None,
+) -> tuple[Any, Any]:
     """An experiment and its cells; refuses what is wrong before anything heavy is imported."""
     from rcray.config import load_experiment, parse_overrides
-    from rcray.sweep.grid import expand
+    from rcray.sweep.grid import chosen, expand
     from rcray.sweep.tiny import tiny_cells, tiny_experiment
 
     experiment, changes = load_experiment(file), parse_overrides(overrides or ())
     cells = expand(experiment, changes, points)
-    return (tiny_experiment(experiment), tiny_cells(cells, changes)) if tiny else (experiment, cells)
+    if tiny:
+        experiment, cells = tiny_experiment(experiment), tiny_cells(cells, changes)
+    return experiment, chosen(cells, only, file)
+
+
+def sweep_command(file: Path, overrides: list[str] | None, tiny: bool = False) -> list[str]:
+    """The command that runs a file's cells; one that takes some of them adds --only."""
+    settings = [part for item in overrides or () for part in ("--set", item)]
+    return ["rcray", "sweep", str(file), *settings, *(["--tiny"] if tiny else [])]
 
 
 def only_cell(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:

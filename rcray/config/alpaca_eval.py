@@ -15,20 +15,19 @@ Vote = Literal["logprobs", "text"]
 
 @dataclass(frozen=True)
 class JudgingMode:
-    """Who stands where, how a verdict is read, what a failed one counts, and which win rate is the headline."""
+    """Who stands where, how a verdict is read, and what a failed one counts."""
 
     orders: Order
     vote: Vote
     failures: Literal["exclude", "half"]
-    headline: Literal["win_rate", "lc_win_rate"]
 
 
 #: both_orders: ours. alpaca_eval_2: Dubois et al. 2024 (one call in random order, log-probabilities, length control).
 #: published: what the paper's authors ran (one call, the candidate always second, no length control).
 MODES: Mapping[str, JudgingMode] = {
-    "both_orders": JudgingMode("both", "logprobs", "exclude", "lc_win_rate"),
-    "alpaca_eval_2": JudgingMode("random", "logprobs", "exclude", "lc_win_rate"),
-    "published": JudgingMode("second", "text", "half", "win_rate"),
+    "both_orders": JudgingMode("both", "logprobs", "exclude"),
+    "alpaca_eval_2": JudgingMode("random", "logprobs", "exclude"),
+    "published": JudgingMode("second", "text", "half"),
 }
 
 

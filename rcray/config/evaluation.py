@@ -27,6 +27,9 @@ class EvaluationConfig(Section):
         0, ge=0, le=256, description="held-out prompts that start and trained model answer, greedily and by one draw"
     )
     sample_tokens: int = Field(128, ge=1, description="tokens of such an answer at most")
+    displaced: int = Field(
+        12, ge=0, le=256, description="held-out pairs kept token by token: those whose chosen answers fell most"
+    )
     limit: int | None = Field(None, ge=1, description="documents per task, for a first look; null: all of them")
     shots: int | None = Field(None, ge=0, description="examples in the prompt; null: as the benchmark is defined")
     chat_template: bool | None = Field(None, description="null: as the benchmark is defined; published: never")

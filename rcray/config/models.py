@@ -79,7 +79,7 @@ MODELS: Mapping[str, KnownModel] = {
     for model in (
         KnownModel(
             "pythia-410m",
-            Shape(24, 1024, 4096, 50304),
+            Shape(24, 1024, 4096, 50304, heads=16),
             *("Pythia-410M", "tiny-neox"),
             {
                 "source": "EleutherAI/pythia-410m",
@@ -92,7 +92,7 @@ MODELS: Mapping[str, KnownModel] = {
         ),
         KnownModel(
             "pythia-2.8b",
-            Shape(32, 2560, 10240, 50304),
+            Shape(32, 2560, 10240, 50304, heads=32),
             *("Pythia-2.8B", "tiny-neox"),
             _qlora("EleutherAI/pythia-2.8b", 16, 32, _GPT_NEOX_LAYERS, chat_template=PLAIN_CHAT_TEMPLATE),
             {"learning_rate": 1e-4, "batch_size": 32, "micro_batch_size": 4},
@@ -101,7 +101,7 @@ MODELS: Mapping[str, KnownModel] = {
         ),
         KnownModel(
             "mistral-7b",
-            Shape(32, 4096, 14336, 32000, key_values=8 / 32, gated=True),
+            Shape(32, 4096, 14336, 32000, heads=32, key_values=8 / 32, gated=True),
             *("Mistral-7B", "tiny-mistral"),
             _qlora("mistralai/Mistral-7B-v0.1", 8, 16, _LLAMA_LAYERS, sft_adapter=_ZEPHYR_SFT),
             {"learning_rate": 3e-7, "batch_size": 32, "micro_batch_size": 1},
@@ -110,7 +110,7 @@ MODELS: Mapping[str, KnownModel] = {
         ),
         KnownModel(
             "qwen2.5-7b",
-            Shape(28, 3584, 18944, 152064, key_values=4 / 28, gated=True),
+            Shape(28, 3584, 18944, 152064, heads=28, key_values=4 / 28, gated=True),
             *("Qwen2.5-7B", "tiny-qwen2"),
             _qlora("Qwen/Qwen2.5-7B-Instruct", 8, 16, _LLAMA_LAYERS),
             {"learning_rate": 5e-7, "batch_size": 32, "micro_batch_size": 1},
@@ -119,7 +119,7 @@ MODELS: Mapping[str, KnownModel] = {
         ),
         KnownModel(
             "smollm2-135m",
-            Shape(30, 576, 1536, 49152, key_values=3 / 9, gated=True, tied=True),
+            Shape(30, 576, 1536, 49152, heads=9, key_values=3 / 9, gated=True, tied=True),
             *("SmolLM2-135M", "tiny-mistral"),
             {
                 "source": "HuggingFaceTB/SmolLM2-135M-Instruct",

@@ -15,6 +15,7 @@ class Shape:
     hidden: int
     intermediate: int
     vocabulary: int
+    heads: int = 4
     key_values: float = 1.0  # key and value heads over query heads
     gated: bool = False  # three matrices in the feed-forward instead of two
     tied: bool = False  # one matrix for embeddings and head
@@ -78,6 +79,7 @@ def _from_transformers(content: Mapping[str, Any]) -> Shape:
         hidden=hidden,
         intermediate=int(content.get("intermediate_size") or 4 * hidden),
         vocabulary=int(content["vocab_size"]),
+        heads=heads,
         key_values=int(content.get("num_key_value_heads") or heads) / heads,
         gated=content.get("model_type") != "gpt_neox",
         tied=bool(content.get("tie_word_embeddings")),

@@ -76,7 +76,7 @@ def _parts(row: Pair, rendering: Rendering, config: DataConfig, whole: bool) -> 
                 drop_whitespace=True,
             )
         )
-    if report.realigned:
+    if report.rows("realigned"):
         lines.append("  realigned: the prompt's last tokens merge with the answer, so the cut lies before them")
     return lines
 

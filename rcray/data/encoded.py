@@ -85,26 +85,6 @@ class EncodeReport:
         """Names of the first rows of a kind."""
         return self.kinds[kind].rows if kind in self.kinds else []
 
-    @property
-    def dropped_empty(self) -> list[str]:
-        """Rows with an empty answer."""
-        return self.rows("dropped empty")
-
-    @property
-    def dropped_equal(self) -> list[str]:
-        """Rows whose answers are the same."""
-        return self.rows("dropped equal")
-
-    @property
-    def realigned(self) -> list[str]:
-        """Rows whose prompt ends earlier than rendered alone."""
-        return self.rows("realigned")
-
-    @property
-    def truncated(self) -> list[str]:
-        """Rows cut to the allowed length."""
-        return self.rows("truncated")
-
     def summary(self) -> str:
         """One line; row names of the first few of each kind."""
         short = self.asked is not None and self.kept < self.asked

@@ -111,11 +111,11 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
         spare = min(count, 2 * size + 8)  # some of the drawn rows may be bad
         ranks = random.Random(f"{config.seed}/held-out").sample(range(count), spare)
         good = _good_rows(read_pairs(rows, config), set(ranks))
-        found = [i for i in ranks if i in good]
+        usable = [i for i in ranks if i in good]
         if config.format == "pairs":
-            return frozenset(found[:size])
+            return frozenset(usable[:size])
         each = -(-size // 2)  # of either label: a held-out pair has one of both
-        return frozenset(i for label in LABELS for i in [i for i in found if good[i] is label][:each])
+        return frozenset(i for label in LABELS for i in [i for i in usable if good[i] is label][:each])
 
     def held_out() -> Iterator[Item | Skipped]:
         chosen = drawn()
@@ -157,8 +157,8 @@ def _drawn(stream: Stream, count: Callable[[], int], config: DataConfig) -> Stre
         order = random.Random(f"{config.seed}/train").sample(range(size), size)
         for first in range(0, size, _DRAWN_AT_ONCE):
             ranks = {position: rank for rank, position in enumerate(order[first : first + _DRAWN_AT_ONCE])}
-            found = {ranks[i]: item for i, item in enumerate(stream) if i in ranks}
-            yield from (found[rank] for rank in sorted(found))
+            chosen = {ranks[i]: item for i, item in enumerate(stream) if i in ranks}
+            yield from (chosen[rank] for rank in sorted(chosen))
 
     return Stream(start) if config.draws else stream
 

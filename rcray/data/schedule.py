@@ -98,6 +98,9 @@ class Schedule:
 class LookSchedule:
     """Which pairs a look sees: such as will be trained on late in the epoch, so that they stay fresh until then.
 
+    Until the next look the scores of these pairs judge the optimizer's memory; of one that is trained on meanwhile,
+    its own gradient would be part.
+
     Looks are taken every few steps, and at each of the first steps of a run, while an optimizer's moments build up.
     """
 
@@ -108,8 +111,8 @@ class LookSchedule:
     def rows(self, step: int) -> list[int] | None:
         """Positions of the pairs of the look at this step; None where there is none. Later looks see later pairs.
 
-        They lie in the last quarter of the epoch. Where training has come there, the pairs of the next batch are taken;
-        where too few are left, those that were trained on longest ago, but never the step's own.
+        They lie in the last quarter of the epoch, and past what is trained on before the next look. Where too few are
+        left there, the last of the epoch are taken, then those trained on longest ago; never the step's own.
         """
         epoch, position = divmod(step, self.schedule.steps_per_epoch)
         number = self._number(epoch, position)
@@ -120,7 +123,8 @@ class LookSchedule:
         used = self.schedule.steps_per_epoch * size
         count = min(self.pairs, used - size or used)  # beside a single batch there is no other pair
         room = max(count, min(self._count(epoch) * count, used // 4 // count * count))
-        first = max(used - room + number * count % room, (position + 1) * size)
+        first = max(used - room + number * count % room, self._next(epoch, position) * size)
+        first = max(min(first, used - count), (position + 1) * size)
         others = np.concatenate([order[first:used], order[: position * size]])
         return [int(row) for row in (others if len(others) else order)[:count]]
 
@@ -130,6 +134,11 @@ class LookSchedule:
         if position < dense:
             return position
         return None if position % self.every else self._up_to(dense, position)
+
+    def _next(self, epoch: int, position: int) -> int:
+        """Where the next look of the epoch is, or the epoch's end."""
+        later = range(position + 1, self.schedule.steps_per_epoch)
+        return next((p for p in later if self._number(epoch, p) is not None), self.schedule.steps_per_epoch)
 
     def _count(self, epoch: int) -> int:
         dense = min(FIRST_LOOKS, self.schedule.steps_per_epoch) if epoch == 0 else 0

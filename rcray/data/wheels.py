@@ -49,12 +49,12 @@ def opened(wheel: Wheel) -> Iterator[tuple[list[str], Reader]]:
 def _installed(wheel: Wheel) -> dict[str, Path] | None:
     """Files of the installed package; None where it is not installed, or in another version."""
     try:
-        found = metadata.distribution(wheel.package)
+        installed = metadata.distribution(wheel.package)
     except metadata.PackageNotFoundError:
         return None
-    if found.version != wheel.version or not found.files:
+    if installed.version != wheel.version or not installed.files:
         return None
-    paths = {str(file): Path(str(file.locate())) for file in found.files}
+    paths = {str(file): Path(str(file.locate())) for file in installed.files}
     return paths if all(path.is_file() for path in paths.values() if path.suffix in (".json", ".gguf")) else None
 
 

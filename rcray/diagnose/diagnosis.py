@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -110,9 +110,15 @@ def check_criteria(names: Sequence[str]) -> None:
 
 
 def diagnose(
-    configs: Sequence[RunConfig], store: Store, pairs: int | None, on_pairs: Callable[[int], None] | None = None
+    configs: Sequence[RunConfig],
+    store: Store,
+    pairs: int | None,
+    on_pairs: Callable[..., None] = lambda done, total: None,
 ) -> Diagnosis:
-    """Diagnoses cells that begin with the same model on the same pairs, of which the model reads `pairs`, or all."""
+    """Diagnoses cells that begin with the same model on the same pairs, of which the model reads `pairs`, or all.
+
+    `on_pairs` is told how many it has read, of how many.
+    """
     import torch
 
     from rcray.models.load import load_model
@@ -125,7 +131,9 @@ def diagnose(
     sample = np.arange(len(data.pairs))
     if pairs is not None and pairs < len(sample):
         sample = np.array(sorted(random.Random(0).sample(range(len(sample)), pairs)))
-    measures = measure_pairs(loaded.model, data, sample.tolist(), device, config.likelihood, on_pairs)
+    say = partial(on_pairs, total=len(sample))
+    say(0)
+    measures = measure_pairs(loaded.model, data, sample.tolist(), device, config.likelihood, say)
     truncated = data.report.kinds["truncated"].count if "truncated" in data.report.kinds else 0
     return Diagnosis(
         config,

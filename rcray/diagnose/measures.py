@@ -89,17 +89,17 @@ def measure_pairs(
             fix="diagnose with another model of the same tokenizer",
         )
     place = {int(i): column for column, i in enumerate(index)}
-    found = np.empty((9, len(place)))
+    columns = np.empty((9, len(place)))
     done = 0
     with torch.no_grad():
         for rows in token_batches(data.lengths, list(place), TOKENS.get(device.type, TOKENS["cuda"])):
             layout = laid_out(collate(data.pairs, rows), allowed).to(device)
             logp, applied = answer_logps(model, layout, scores=True)
-            found[:, [place[i] for i in rows]] = _of_layout(layout, logp, applied, likelihood)
+            columns[:, [place[i] for i in rows]] = _of_layout(layout, logp, applied, likelihood)
             done += len(rows)
             if on_pairs:
                 on_pairs(done)
-    return Measures(*found)
+    return Measures(*columns)
 
 
 def _of_layout(layout: Layout, logp: Tensor, applied: HeadPass, likelihood: Reduction) -> np.ndarray:

@@ -173,10 +173,10 @@ def write(diagnosis: Diagnosis, folder: Path, name: str) -> Path:
     """Writes diagnosis.{html, md, json} and pairs.csv; returns the page."""
     tables = catalogue(diagnosis)
     title = f"{diagnosis.config.data.name} and {diagnosis.config.model.label}: before training"
-    found = content(diagnosis)
-    write_json(folder / "diagnosis.json", found)
+    summary = content(diagnosis)
+    write_json(folder / "diagnosis.json", summary)
     write_atomic(folder / "diagnosis.md", "\n".join(map(to_markdown, tables.tables)))
-    write_atomic(folder / "pairs.csv", _csv(found["pairs"]))
+    write_atomic(folder / "pairs.csv", _csv(summary["pairs"]))
     for table in tables.tables:
         for suffix, render in RENDERERS.items():
             write_atomic(folder / "tables" / f"{table.name}.{suffix}", render(table))

@@ -39,12 +39,12 @@ def batch_size(settings: EvaluationConfig, model: Any) -> int | str:
 
 def open_transformers(loaded: LoadedModel, settings: EvaluationConfig) -> Any:
     """lm-eval's view of a model in memory; nothing is loaded again."""
-    from lm_eval.models.huggingface import HFLM
-
     from rcray.evaluate.harness import quiet
+    from rcray.evaluate.reported import ReportedLM
 
     quiet()
-    return HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size(settings, loaded.model))
+    rows = batch_size(settings, loaded.model)
+    return ReportedLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=rows)
 
 
 def open_vllm(directory: Path, cache: Path, settings: EvaluationConfig) -> Any:

@@ -9,6 +9,7 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.config.load import build_run, read_yaml
 from rcray.errors import ConfigError, RcrayError, did_you_mean
 from rcray.evaluate.stage import EvaluationStage, Outcome, evaluate_run
+from rcray.records.progress import read_progress
 from rcray.records.states import State
 from rcray.store import RunDir, Store, is_plain_name
 from rcray.train.launch import is_finished
@@ -110,7 +111,7 @@ def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, wa
     for target in finished:
         if target not in todo:
             show(target, evaluate_run(target.config, target.store, settings))
-    _on_ray(todo, settings, show)
+    _on_ray(todo, settings, show, warn)
     if len(finished) < len(targets):
         raise RcrayError(
             f"{len(targets) - len(finished)} of {len(targets)} cells are not finished", fix="run `rcray sweep` first"
@@ -120,7 +121,7 @@ def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, wa
         raise RcrayError(f"of {len(targets)} runs: {counts}")
 
 
-def _on_ray(targets: Sequence[Target], settings: EvaluationConfig, show: Show) -> None:
+def _on_ray(targets: Sequence[Target], settings: EvaluationConfig, show: Show, say: Say) -> None:
     if not targets:
         return
     from rcray.evaluate.remote import evaluate_many
@@ -130,9 +131,16 @@ def _on_ray(targets: Sequence[Target], settings: EvaluationConfig, show: Show) -
         by_store.setdefault(target.store.root, []).append(target)
     for group in by_store.values():
         named = {run_id(target.config): target for target in group}
+
+        def under_way(group: Sequence[Target] = group) -> None:
+            for target in group:
+                if doing := read_progress(target.store.run(run_id(target.config)).path):
+                    say(f"{target.label}: {doing.text}")
+
         evaluate_many(
             [target.config for target in group],
             group[0].store,
             settings,
             lambda config, result, named=named: show(named[run_id(config)], result),  # type: ignore[misc]
+            on_wait=under_way,
         )

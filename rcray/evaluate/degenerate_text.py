@@ -38,14 +38,14 @@ def flags_of(text: str, ids: Sequence[int], chosen: str) -> tuple[str, ...]:
     """What is wrong with an answer to a prompt whose chosen answer is known."""
     if not any(character.isalnum() for character in text):
         return (EMPTY,)
-    found = []
+    flags = []
     if is_garbled(text):
-        found.append(GARBLED)
+        flags.append(GARBLED)
     if turns_in_circles(ids):
-        found.append(LOOP)
+        flags.append(LOOP)
     if speaks_another_language(text, chosen):
-        found.append(LANGUAGE)
-    return tuple(found)
+        flags.append(LANGUAGE)
+    return tuple(flags)
 
 
 def is_garbled(text: str) -> bool:

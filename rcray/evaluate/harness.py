@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,14 +32,6 @@ log = logging.getLogger(__name__)
 def harness_version() -> str:
     """lm-eval's version, without importing it."""
     return version("lm-eval")
-
-
-@dataclass(frozen=True)
-class LoadedTasks:
-    """One benchmark's tasks with their data."""
-
-    content: Any  # lm-eval's own dictionary of tasks and groups
-    leaves: tuple[str, ...]
 
 
 def run_benchmark(
@@ -94,11 +86,11 @@ def harness_results(benchmark: Benchmark, lm: Any, settings: EvaluationConfig) -
     with _random_state():
         tasks = load_tasks(benchmark, settings.data_dir)
         _seed_as_the_harness_does()
-        for task in tasks.content["tasks"].values():
+        for task in tasks["tasks"].values():
             _set_shots(task, benchmark)
         return lm_eval.evaluate(
             lm,
-            tasks.content,
+            tasks,
             limit=settings.limit,
             apply_chat_template=benchmark.chat_template,
             fewshot_as_multiturn=benchmark.chat_template,
@@ -150,8 +142,8 @@ def _random_state() -> Iterator[None]:
 # -- tasks
 
 
-def load_tasks(benchmark: Benchmark, data_dir: str | None) -> LoadedTasks:
-    """Finds a benchmark's tasks and their data, in `data_dir` first if there is one."""
+def load_tasks(benchmark: Benchmark, data_dir: str | None) -> dict[str, Any]:
+    """lm-eval's own dictionary of a benchmark's tasks, with their data: in `data_dir` first if there is one."""
     manager = task_manager(benchmark.family, full=_needs_index(benchmark))
     spec: Any = task_config(benchmark.task) if benchmark.embedded else benchmark.task
     _require_known(benchmark, manager)
@@ -159,14 +151,13 @@ def load_tasks(benchmark: Benchmark, data_dir: str | None) -> LoadedTasks:
     place = data_dir or (str(Path(benchmark.task).parent) if benchmark.is_file else None)
     try:
         with contextlib.chdir(place) if place else contextlib.nullcontext():
-            content = manager.load([spec])
+            return manager.load([spec])
     except (ModuleNotFoundError, ImportError) as error:
         raise ConfigError(f"{benchmark.name}: a package it needs is missing: {short_reason(error)}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{benchmark.name}: {benchmark.task} is no task: {short_reason(error)}") from None
     except Exception as error:  # connection, cache, dataset and reader errors have no common ancestor
         raise _no_data(benchmark, manager, data_dir, error) from None
-    return LoadedTasks(content, tuple(content["tasks"]))
 
 
 def _needs_index(benchmark: Benchmark) -> bool:

@@ -68,6 +68,11 @@ class Shifts:
         return Items(self.rows, ("",) * len(self.rows), {name: getattr(self, name) for name in names} | self.per_pair())
 
 
+def most_displaced(shift_w: np.ndarray, count: int) -> list[int]:
+    """Positions of the pairs whose chosen answers fell most, the worst first."""
+    return [int(i) for i in np.argsort(shift_w, kind="stable")[:count]]
+
+
 def preference_rows(shifts: Shifts, *, is_reference: bool = False) -> list[MetricRow]:
     """One row per metric; a model with a non-finite likelihood has no score.
 

@@ -16,6 +16,7 @@ from rcray.train.mirror import Mirror, pushed
 Work = Callable[[RunConfig, Store, EvaluationConfig], Any]
 
 RETRIES = 2  # lost processes or nodes
+WAIT_SECONDS = 30.0  # between two words about what is under way
 
 
 def evaluate_remotely(config: RunConfig, store: Store, settings: EvaluationConfig) -> Outcome:
@@ -34,10 +35,11 @@ def evaluate_many(
     settings: EvaluationConfig,
     on_done: Callable[[RunConfig, Any], None],
     work: Work = evaluate_run,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> None:
     """Every run, each in a task of its own; `on_done` is called as they end, with the result or an RcrayError.
 
-    A failure does not stop the others.
+    A failure does not stop the others. `on_wait` is called now and then while none has ended.
     """
     import ray
 
@@ -47,7 +49,11 @@ def evaluate_many(
         _require_room(configs, settings, ray.cluster_resources())
         waiting = {_submit(work, config, store, settings): config for config in configs}
         while waiting:
-            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            ended, _ = ray.wait(list(waiting), num_returns=1, timeout=WAIT_SECONDS)
+            if not ended:
+                on_wait()
+                continue
+            done = ended[0]
             config = waiting.pop(done)
             result: Any
             try:

@@ -14,6 +14,8 @@ from rcray.evaluate.degenerate_text import flags_of, repetition
 from rcray.records.evaluation import MetricRow
 from rcray.records.samples import Answer, Sample
 
+_TEMPERATURES = (0.0, 1.0)  # greedy, and one draw
+WAYS = len(_TEMPERATURES)
 _SEED = 0  # of the drawn answer: both models draw with the same numbers
 
 
@@ -23,15 +25,22 @@ def sampled_pairs(pairs: Sequence[EncodedPair], count: int) -> list[EncodedPair]
 
 
 def answer_prompts(
-    model: Any, tokenizer: Any, pairs: Sequence[EncodedPair], settings: EvaluationConfig
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[EncodedPair],
+    settings: EvaluationConfig,
+    on_answers: Callable[[int], None] = lambda done: None,
 ) -> list[tuple[Answer, ...]]:
-    """A model's answers to the prompts of these pairs, one for each of the ways."""
+    """A model's answers to the prompts of these pairs, one for each of the ways; told how many there are so far."""
     ways = [
         GenerationConfig(max_new_tokens=settings.sample_tokens, temperature=temperature, top_p=1.0, seed=_SEED)
-        for temperature in (0.0, 1.0)
+        for temperature in _TEMPERATURES
     ]
     prompts = [list(pair.prompt) for pair in pairs]
-    by_way = [continuations(model, tokenizer, prompts, way) for way in ways]
+    by_way: list[list[list[int]]] = []
+    for way in ways:
+        before = len(by_way) * len(prompts)
+        by_way.append(continuations(model, tokenizer, prompts, way, lambda done, n=before: on_answers(n + done)))  # type: ignore[misc]
     decode = _decoder(tokenizer)
     chosen = [decode(pair.chosen) for pair in pairs]
     return [

@@ -3,6 +3,7 @@
 STORE/cache/evaluation/KEY.json         rows of one benchmark, by what they depend on; KEY.parquet: what they sum up
 STORE/runs/RUN_ID/evaluation.json       all rows of a run, and which keys they came from
 STORE/runs/RUN_ID/items/KEY.parquet     every pair or document behind them
+STORE/runs/RUN_ID/displaced/KEY.parquet the pairs whose chosen answers fell most, token by token
 """
 
 import time
@@ -18,9 +19,10 @@ from rcray.config.benchmarks import PREFERENCE, SAMPLES, Benchmark
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, ModelError, RcrayError
 from rcray.evaluate.keys import benchmark_key, preference_key, samples_key
-from rcray.evaluate.preference import Shifts, preference_rows
+from rcray.evaluate.preference import Shifts, most_displaced, preference_rows
 from rcray.files import write_atomic
 from rcray.models.chain import read_chain
+from rcray.records.displaced import DisplacedPair, write_displaced
 from rcray.records.evaluation import (
     Measured,
     MetricRow,
@@ -33,6 +35,8 @@ from rcray.records.items import Items, write_items
 from rcray.records.progress import EVALUATION, report, reporting
 from rcray.records.states import State
 from rcray.store import RunDir, Store
+
+_ITEMS, _DISPLACED = ".parquet", ".displaced.parquet"  # in the cache, beside a measurement's rows
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,6 @@ class Outcome:
     rows: tuple[MetricRow, ...]
     measured: tuple[str, ...]  # names measured now; the others were there already
     loads: int  # times the trained model was read
-    started: float
-    ended: float
     degenerate: str | None = None  # the model as a whole: no number of it means anything
 
 
@@ -111,7 +113,6 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         ModelError: a link of the model's chain is missing.
     """
     settings = settings or EvaluationConfig()
-    started = time.time()
     run = store.run(run_id(config))
     wanted = wanted_measurements(config, run, settings)
     rows: dict[str, Sequence[MetricRow]] = {}
@@ -138,7 +139,9 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         fault = subject.fault or fault
         entry = Measured(measurement.name, measured, fault, time.time() - begun)
         if subject.items is not None:
-            write_items(_cached(store, measurement.key).with_suffix(".parquet"), subject.items)
+            write_items(_cached(store, measurement.key).with_suffix(_ITEMS), subject.items)
+        if subject.displaced:
+            write_displaced(_cached(store, measurement.key).with_suffix(_DISPLACED), subject.displaced)
         write_measured(_cached(store, measurement.key), entry)
     keys = {m.name: m.key for m in wanted if m.name in rows}
     _keep_items(run, store, keys.values())
@@ -150,8 +153,6 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         every,
         tuple(measurement.name for measurement in todo),
         subject.loads,
-        started,
-        time.time(),
         fault,
     )
 
@@ -168,9 +169,10 @@ def _cached(store: Store, key: str) -> Path:
 def _keep_items(run: RunDir, store: Store, keys: Iterable[str]) -> None:
     """Puts what was said of each item beside the run's rows; measurements of earlier versions kept nothing."""
     for key in keys:
-        kept = _cached(store, key).with_suffix(".parquet")
-        if kept.is_file() and not run.items(key).is_file():
-            write_atomic(run.items(key), kept.read_bytes())
+        for suffix, target in ((_ITEMS, run.items(key)), (_DISPLACED, run.displaced(key))):
+            kept = _cached(store, key).with_suffix(suffix)
+            if kept.is_file() and not target.is_file():
+                write_atomic(target, kept.read_bytes())
 
 
 def add_rows(run: RunDir, name: str, key: str, rows: Sequence[MetricRow]) -> None:
@@ -196,19 +198,27 @@ class Subject:
         self.loads = 0
         self.fault: str | None = None
         self.items: Items | None = None  # behind the rows of the last measurement
+        self.displaced: tuple[DisplacedPair, ...] = ()  # the worst of them, token by token
         self._model: Any = None
         self._harness: Any = None
 
     def measure(self, measurement: Measurement) -> list[MetricRow]:
         """Rows of one measurement."""
-        benchmark, self.items = measurement.benchmark, None
+        benchmark, self.items, self.displaced = measurement.benchmark, None, ()
         if measurement.name == SAMPLES:
             return self._samples()
         if benchmark is None:
-            shifts = self._shifts()
+            data, shifts = self._shifts()
             self.items = shifts.items()
             rows = preference_rows(shifts, is_reference=self.config.is_start_model)
             self.fault = next((row.reason for row in rows if row.status is State.DEGENERATE), None)
+            if self.fault is None and not self.config.is_start_model:
+                from rcray.evaluate.displaced import displaced_pairs
+
+                worst = most_displaced(shifts.shift_w, self.settings.displaced)
+                self.displaced = displaced_pairs(
+                    self._loaded(), self._base, [data.pairs[i] for i in worst], self.device
+                )
             return rows
         from rcray.evaluate.harness import run_benchmark
 
@@ -271,7 +281,7 @@ class Subject:
         """Both models answer the same prompts; the texts go into the run's directory."""
         from rcray.data.prepare import prepare_data
         from rcray.evaluate.degenerate import model_fault
-        from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
+        from rcray.evaluate.samples import WAYS, answer_prompts, sample_rows, sampled_pairs, samples_of
         from rcray.models.adapters import adapters_off
         from rcray.models.load import load_model
         from rcray.records.samples import write_samples
@@ -282,33 +292,39 @@ class Subject:
             self.fault = fault
             return [MetricRow(SAMPLES, "flagged_trained", status=State.DEGENERATE, reason=fault)]
         pairs = sampled_pairs(prepare_data(config.data, trained.tokenizer, cache).held_out.pairs, self.settings.samples)
+        half = WAYS * len(pairs)
+        say = partial(report, EVALUATION, total=2 * half)
         with self._precision():
-            after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings)
+            after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings, say)
         base = trained if config.model.trains_adapters else load_model(config.model, cache, device=self.device)
         with adapters_off(base.model), self._precision():
-            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings)
+            before = answer_prompts(base.model, base.tokenizer, pairs, self.settings, lambda done: say(half + done))
         samples = samples_of(trained.tokenizer, pairs, before, after)
         write_samples(self.run.samples, samples)
         return sample_rows(samples)
 
-    def _shifts(self) -> Shifts:
-        from rcray.data.prepare import prepare_data
+    def _base(self) -> Any:
+        """What training began with: an adapter's model, to be run with it off; else the weights they came from."""
         from rcray.models.load import load_model
+
+        if self.config.model.trains_adapters:
+            return self._loaded()
+        return self._in_precision(load_model(self.config.model, self.store.cache, device=self.device))
+
+    def _shifts(self) -> tuple[Any, Shifts]:
+        """The held-out pairs, and what became of them."""
+        from rcray.data.prepare import prepare_data
         from rcray.models.reference import pair_logps, reference_logps
 
         config, cache, device = self.config, self.store.cache, self.device
-        # An adapter's reference is the same model with the adapter off; full weights need the model they came from.
-        if config.model.trains_adapters:
-            base = self._loaded()
-        else:
-            base = self._in_precision(load_model(config.model, cache, device=device))
+        base = self._base()
         data = prepare_data(config.data, base.tokenizer, cache).held_out
         reference = reference_logps(base, data, cache, device)
         del base  # one model at a time on the device
         count = len(data.pairs)
         say = partial(report, EVALUATION, total=count)
         logps = pair_logps(self._loaded().model, data, range(count), device, say)
-        return Shifts(
+        return data, Shifts(
             start_w=reference.sum_w.numpy(),
             start_l=reference.sum_l.numpy(),
             trained_w=logps.sum_w.numpy(),

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
@@ -29,7 +30,7 @@ from rcray.extras import explained_imports
 from rcray.files import write_atomic
 from rcray.models.adapters import adapters_off
 from rcray.models.capabilities import capabilities_of
-from rcray.models.inference import length_order, pair_sums
+from rcray.models.inference import budget, length_order, pair_sums
 from rcray.models.load import LoadedModel
 from rcray.records.progress import REFERENCE, report
 
@@ -39,7 +40,8 @@ with explained_imports():
 
 log = logging.getLogger(__name__)
 
-SHARD = 128  # pairs a process computes before it looks what is left: all that a kill costs
+SHARD = 128  # pairs a process computes before it looks what is left: the most that a kill costs
+SHARD_FORWARDS = 4  # and so many forwards full of tokens: long pairs come in smaller shards
 _COLUMNS = ("sum_w", "sum_l", "n_w", "n_l")
 _SAMPLE = 4  # pairs checked live at every start
 
@@ -70,15 +72,28 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
         aside = path.with_suffix(".disagrees")
         log.warning("reference cache %s %s; kept as %s, building it again", path.name, off, aside.name)
         path.replace(aside)
-    order = length_order(data.lengths).tolist()
-    shards = [order[i : i + SHARD] for i in range(0, len(order), SHARD)]
+    shards = _cut(data.lengths, SHARD_FORWARDS * budget(device))
     build = _Build(path, shards, partial(_forward, loaded, data, device=device))
     build.locks.mkdir(parents=True, exist_ok=True)
     while missing := build.missing():
-        report(REFERENCE, build.pairs - sum(len(shards[i]) for i in missing), build.pairs)
+        build.tell(build.pairs - sum(len(shards[i]) for i in missing))
         if not any([build.shard(i, wait=False) for i in missing]):
             build.shard(missing[0], wait=True)  # all under way elsewhere; taken over if its builder dies
     return build.publish()
+
+
+def _cut(lengths: np.ndarray, tokens: int) -> list[list[int]]:
+    """Positions of the pairs from the longest to the shortest, in shards of so many tokens and pairs at most."""
+    sizes = lengths @ (2, 1, 1)
+    shards: list[list[int]] = []
+    room = 0
+    for i in length_order(lengths).tolist():
+        if not shards or len(shards[-1]) == SHARD or room < sizes[i]:
+            shards.append([])
+            room = tokens
+        shards[-1].append(i)
+        room -= int(sizes[i])
+    return shards
 
 
 @dataclass(frozen=True)
@@ -87,14 +102,19 @@ class _Build:
 
     path: Path
     shards: list[list[int]]  # positions of their pairs
-    forward: Callable[[list[int]], ReferenceLogps]
+    forward: Callable[..., ReferenceLogps]  # of positions; told what to call with the number of pairs done
 
     @property
     def locks(self) -> Path:
         return self.path.with_suffix(".locks")  # kept: whoever waits on a lock must find it
 
     def part(self, number: int) -> Path:
-        return self.path.with_suffix(".shards") / f"{SHARD}-{number:06d}.parquet"
+        """Named by its first pair, too: whoever cuts otherwise, on another device, makes other parts."""
+        return self.path.with_suffix(".shards") / f"{number:06d}-{self.shards[number][0]}.parquet"
+
+    def tell(self, done: int) -> None:
+        """Says how many pairs are done."""
+        report(REFERENCE, done, self.pairs)
 
     @property
     def pairs(self) -> int:
@@ -114,8 +134,9 @@ class _Build:
         try:
             with FileLock(self.locks / f"{number:06d}", timeout=-1 if wait else 0):
                 if self._lacks(number) and _read(self.path, self.pairs) is None:
-                    _write(self.part(number), self.forward(self.shards[number]))
-                    report(REFERENCE, sum(map(len, self.shards[: number + 1])), self.pairs)
+                    before = sum(map(len, self.shards[:number]))
+                    made = self.forward(self.shards[number], on_pairs=lambda done: self.tell(before + done))
+                    _write(self.part(number), made)
         except Timeout:
             return False
         return True
@@ -135,9 +156,15 @@ class _Build:
         return logps
 
 
-def _forward(loaded: LoadedModel, data: EncodedPairs, index: Sequence[int], device: torch.device) -> ReferenceLogps:
+def _forward(
+    loaded: LoadedModel,
+    data: EncodedPairs,
+    index: Sequence[int],
+    device: torch.device,
+    on_pairs: Callable[[int], None] | None = None,
+) -> ReferenceLogps:
     with adapters_off(loaded.model):  # of a LoRA run: the model its adapter starts from
-        return pair_logps(loaded.model, data, index, device)
+        return pair_logps(loaded.model, data, index, device, on_pairs)
 
 
 def pair_logps(

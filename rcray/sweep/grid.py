@@ -84,6 +84,19 @@ def expand(
     return list(cells.values())
 
 
+def chosen(cells: Sequence[Cell], only: Sequence[str] | None, where: object) -> list[Cell]:
+    """The cells of these run ids, given one by one or with commas between; all of them where none are given."""
+    wanted = [key.strip() for given in only or () for key in given.split(",") if key.strip()]
+    by_key = {cell.run_id: cell for cell in cells}
+    for key in wanted:
+        if key not in by_key:
+            raise ConfigError(
+                f"--only {key}: {where} has no such cell",
+                fix="`rcray plan` lists the run ids; a page written with other settings or --tiny has other ones",
+            )
+    return [cell for key, cell in by_key.items() if key in wanted] if wanted else list(cells)
+
+
 def _nested(settings: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = merge(settings, {})
     set_paths(content, paths)

@@ -140,7 +140,7 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
     from rcray.models.device import why_no_gpu
     from rcray.sweep.measure import Measured, measure_apart, measurement_key
 
-    found: dict[str, Measured] = {}
+    measured: dict[str, Measured] = {}
     peaks: dict[str, Peak] = {}
     no_gpu = why_no_gpu() is not None
     for planned in plan.cells.values():
@@ -156,10 +156,10 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
             memory = train_memory(config, shape, longest_sequence(config), peaks[key])
             planned.cost = replace(planned.cost, train_bytes=memory)
             continue
-        if key not in found:
+        if key not in measured:
             say(f"measuring a micro-batch of {planned.cell.label}")
-            found[key] = measure_apart(config, store)
-        seen, cost = found[key], planned.cost
+            measured[key] = measure_apart(config, store)
+        seen, cost = measured[key], planned.cost
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
         planned.steps = config.train.epochs * (seen.pairs // config.train.batch_size)
@@ -270,10 +270,10 @@ def held_out_notes(cells: Sequence[Cell]) -> list[str]:
     notes = []
     for cell in cells:
         data = cell.config.data
-        found = survey(data, cell.config.model)
-        if found is not None and found.held_out < data.eval_pairs:
+        local = survey(data, cell.config.model)
+        if local is not None and local.held_out < data.eval_pairs:
             notes.append(
-                f"{data.name}: data.eval_pairs {data.eval_pairs}: {found.held_out} of {found.rows} rows are held out, "
+                f"{data.name}: data.eval_pairs {data.eval_pairs}: {local.held_out} of {local.rows} rows are held out, "
                 "a tenth at the most; give an eval_split for more"
             )
     return list(dict.fromkeys(notes))
@@ -282,11 +282,11 @@ def held_out_notes(cells: Sequence[Cell]) -> list[str]:
 def _local_text(planned: PlannedCell) -> str:
     """What was seen in a local file: rows, what is held out of them, their lengths."""
     data = planned.cell.config.data
-    found = survey(data, planned.cell.config.model)
-    if found is None:
+    local = survey(data, planned.cell.config.model)
+    if local is None:
         return ""
-    said = f"{data.name}: {found.rows:,} rows, {found.train:,} to train on, {found.held_out:,} held out"
-    if found.held_out < data.eval_pairs:
+    said = f"{data.name}: {local.rows:,} rows, {local.train:,} to train on, {local.held_out:,} held out"
+    if local.held_out < data.eval_pairs:
         said += f" (eval_pairs {data.eval_pairs} asks for more than a tenth)"
-    how = "" if found.counted else ", by a rule of thumb"
-    return f"{said}; {found.tokens:.0f} tokens a sequence, at most {found.longest}{how}"
+    how = "" if local.counted else ", by a rule of thumb"
+    return f"{said}; {local.tokens:.0f} tokens a sequence, at most {local.longest}{how}"

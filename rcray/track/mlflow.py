@@ -11,6 +11,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -104,7 +105,7 @@ class MlflowTracker:
         with errors():
             created = self.client.create_run(experiment, start_time=started, tags=dict(tags), run_name=name)
             self.client.update_run(created.info.run_id, status="SCHEDULED")
-        return _view(created)
+        return replace(_view(created), state="SCHEDULED")  # MLflow's own answer says RUNNING
 
     def log_params(self, run: str, params: Mapping[str, str]) -> None:
         """See Tracker."""

@@ -1,7 +1,8 @@
 """The dynamics recorder: one row per step, kept in Parquet parts that always match a checkpoint.
 
 Rows are buffered and written as one part just before each checkpoint. After a kill, parts beyond the newest
-checkpoint are removed and their steps are made again, so the record has every step exactly once.
+checkpoint are removed and their steps are made again, so the record has every step exactly once. Until a row is in a
+part, whoever watches finds it in the run's live rows.
 """
 
 import math
@@ -13,6 +14,7 @@ import numpy as np
 from rcray.extras import explained_imports
 from rcray.files import write_atomic
 from rcray.records.columns import BY_NAME, COLUMNS
+from rcray.records.live import LiveRows
 
 with explained_imports():
     import pyarrow as pa
@@ -26,13 +28,16 @@ SCHEMA = pa.schema([(column.name, _TYPES[column.kind]) for column in COLUMNS])
 class Recorder:
     """Buffers rows and writes them in parts named by their first and last step."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, live: LiveRows | None = None):
         self.directory = directory
+        self.live = live  # None: nobody can watch between parts
         self.rows: list[dict[str, Any]] = []
 
     def add(self, row: dict[str, Any]) -> None:
         """Takes one step's row; every column of the glossary must be there."""
         self.rows.append({name: row[name] for name in SCHEMA.names})
+        if self.live:
+            self.live.add(self.rows[-1])
 
     def flush(self) -> None:
         """Writes the buffered rows as one part."""
@@ -40,11 +45,11 @@ class Recorder:
             return
         first, last = self.rows[0]["step"], self.rows[-1]["step"]
         _write(self.directory / part_name(first, last), pa.Table.from_pylist(self.rows, SCHEMA))
-        self.rows = []
+        self._forget()
 
     def rewind(self, step: int) -> None:
         """Forgets every row after `step`."""
-        self.rows = []
+        self._forget()
         for path in sorted(self.directory.glob("part-*.parquet")):
             first, last = (int(number) for number in path.stem.split("-")[1:])
             if last <= step:
@@ -54,6 +59,11 @@ class Recorder:
                 kept = table.filter(pa.compute.less_equal(table["step"], step))
                 _write(self.directory / part_name(first, step), kept)
             path.unlink()
+
+    def _forget(self) -> None:
+        self.rows = []
+        if self.live:
+            self.live.clear()
 
 
 def part_name(first: int, last: int) -> str:

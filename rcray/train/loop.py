@@ -35,6 +35,7 @@ from rcray.models.device import asked_device
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.precision import Precision
 from rcray.models.trained import save_trained
+from rcray.records.live import LiveRows
 from rcray.records.progress import PREPARATION, TRAINING, report, reporting
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
@@ -121,6 +122,8 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
                 job.mirror.push()
         raise
     finally:
+        if rank == 0:
+            LiveRows(job.run.path).clear()
         lock.release()
 
 
@@ -168,7 +171,7 @@ class Training:
         clock = time.perf_counter()
         ahead = Ahead(self.state.policy, self.data.pairs, schedule, self.rank, self.workers)
         for step in range(progress.step, schedule.total_steps):
-            probed = self._probe() if step % config.train.probe_every == 0 else NOT_PROBED
+            probed = self._probe(at_start=step == 0) if step % config.train.probe_every == 0 else NOT_PROBED
             batches = ahead.at(step)
             try:
                 with self.profile.step() if self.profile else nullcontext():
@@ -221,9 +224,9 @@ class Training:
             self.job.run.write_status(self._status(State.RUNNING))
         self._meet()
 
-    def _probe(self) -> dict[str, Any]:
+    def _probe(self, *, at_start: bool = False) -> dict[str, Any]:
         """What the fixed probe pairs show, and the pathway taken since the last look at them."""
-        measured = self.probe.measure()
+        measured = self.probe.measure(at_start=at_start)
         z = [measured["probe_z_w"], measured["probe_z_l"]]
         self.standing = [measured["probe_ranked"], z[0] - z[1]]
         before, self.progress.last_probe = self.progress.last_probe, z
@@ -336,7 +339,7 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
         portion = max(1, config.train.micro_batch_size // workers)
         fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
-    recorder = Recorder(job.run.dynamics)
+    recorder = Recorder(job.run.dynamics, LiveRows(job.run.path) if rank == 0 else None)
     return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), fresh, watch)
 
 

@@ -1,7 +1,8 @@
 """How workers work on one model: reductions, explicit gradient sums (ddp), or sharded blocks (fsdp, FSDP2)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,12 +10,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rcray.calibration import Reduce
 from rcray.models.blocks import blocks_of
 from rcray.models.forward import body_of
 from rcray.models.load import CPU
 
 #: Elements of one all-reduce: many small adapters travel together, a large matrix alone.
 BUCKET = 2**22
+
+
+@dataclass
+class Workers:
+    """How workers share a step; by default there is one."""
+
+    count: int = 1
+    reduce: Reduce | None = None
+    #: Sums the gradients over the workers; None: one worker, or a sharded model that does it itself.
+    sum_gradients: Callable[[Sequence[Tensor]], None] | None = None
 
 
 class ProcessGroup:

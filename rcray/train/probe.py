@@ -19,7 +19,7 @@ from torch import Tensor
 from rcray.config import RunConfig
 from rcray.data.encoded import EncodedPair, EncodedPairs
 from rcray.models.capabilities import capabilities_of
-from rcray.models.distribution import Watch
+from rcray.models.distribution import TokenMeans, Watch
 from rcray.models.inference import one_batch_sums, pair_sums
 from rcray.train.micro import Policy
 
@@ -34,6 +34,21 @@ NOT_PROBED = {**dict.fromkeys(PROBE_COLUMNS, math.nan), "pathway_realised": ""}
 
 
 @dataclass(frozen=True)
+class Reading:
+    """One look at the probe pairs."""
+
+    z_w: Tensor  # [pairs] in the run's reduction
+    z_l: Tensor
+    per_token: float  # mean log-probability of the chosen answers' tokens
+    seen: TokenMeans | None  # of their distributions, where those are watched
+
+    @property
+    def margin(self) -> Tensor:
+        """[pairs]."""
+        return self.z_w - self.z_l
+
+
+@dataclass(frozen=True)
 class Probe:
     """The probe set of a run, and the start model's distributions on it."""
 
@@ -42,7 +57,7 @@ class Probe:
     misplaced: EncodedPairs  # chosen: another prompt's chosen answer; rejected: the own one, shuffled
     sums: Callable[..., Tensor]
     watch: Watch | None  # None: the model does more than apply its head, and distributions are not measured
-    start: Tensor | None = None  # [pairs] margins where training began
+    start: Reading | None = None  # where training began
 
     @classmethod
     def of(cls, config: RunConfig, policy: Policy, held_out: EncodedPairs, tokenizer: Any) -> "Probe":
@@ -59,18 +74,17 @@ class Probe:
             one_batch_sums if one_shape else pair_sums,
             watch,
         )
-        z_w, z_l, _ = probe._read()  # the first reading of a watch records
-        return replace(probe, start=z_w - z_l)
+        return replace(probe, start=probe._read())  # the first reading of a watch records
 
-    def measure(self) -> dict[str, float]:
-        """The columns of a record, of the model as it stands."""
-        z_w, z_l, per_token = self._read()
-        grown = z_w - z_l - (self.start if self.start is not None else 0)
+    def measure(self, *, at_start: bool = False) -> dict[str, float]:
+        """The columns of a record, of the model as it stands; `at_start`: nothing was trained yet, and it was read."""
+        reading = self.start if at_start and self.start else self._read()
+        z_w, z_l, seen = reading.z_w, reading.z_l, reading.seen
+        grown = reading.margin - (self.start.margin if self.start else 0)
         other = shuffled = math.nan
         if len(self.misplaced.pairs):
             sums = self._sums(self.misplaced, None).sum(1)
             other, shuffled = (sums[:2] / sums[2:]).tolist()
-        seen = self.watch.means if self.watch else None
         return {
             "probe_z_w": z_w.mean().item(),
             "probe_z_l": z_l.mean().item(),
@@ -78,21 +92,20 @@ class Probe:
             "probe_accuracy": (grown.sign() + 1).double().mean().item() / 2,  # one that did not move is a toss
             "probe_kl": seen.kl if seen else math.nan,
             "probe_entropy": seen.entropy if seen else math.nan,
-            "probe_logp_w": per_token,
+            "probe_logp_w": reading.per_token,
             "probe_logp_greedy": seen.greedy if seen else math.nan,
             "probe_logp_other": other,
             "probe_logp_shuffled": shuffled,
         }
 
-    def _read(self) -> tuple[Tensor, Tensor, float]:
-        """Likelihoods of both answers, and the chosen tokens' mean log-probability; a watch reads along."""
+    def _read(self) -> Reading:
+        """A watch reads along."""
         if self.watch:
             self.watch.begin()
         sum_w, sum_l, n_w, n_l = self._sums(self.data, self.watch)
-        if self.watch:
-            self.watch.end()
-        per_token = (sum_w.sum() / n_w.sum()).item()
-        return (sum_w / n_w, sum_l / n_l, per_token) if self.policy.likelihood == "mean" else (sum_w, sum_l, per_token)
+        seen = self.watch.end() if self.watch else None
+        z = (sum_w / n_w, sum_l / n_l) if self.policy.likelihood == "mean" else (sum_w, sum_l)
+        return Reading(*z, (sum_w.sum() / n_w.sum()).item(), seen)
 
     def _sums(self, data: EncodedPairs, watch: Watch | None) -> Tensor:
         policy, pairs = self.policy, data.pairs

@@ -26,10 +26,10 @@ from rcray.store import Store
 from rcray.train.baseline import kl_baseline
 from rcray.train.look import Looks
 from rcray.train.micro import Policy
-from rcray.train.parallel import ProcessGroup, clip_norm, shard, sum_gradients
+from rcray.train.parallel import ProcessGroup, Workers, clip_norm, shard, sum_gradients
 from rcray.train.parts import may_share_prompts, score_source
 from rcray.train.scaling import LossScaling
-from rcray.train.step import Scoring, StepState, Update, Workers
+from rcray.train.step import Scoring, StepState, Update
 
 
 def step_state(

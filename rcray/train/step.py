@@ -32,6 +32,7 @@ from rcray.objectives.base import PairLogps, incentives
 from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.look import Fresh, Look, Looks
 from rcray.train.micro import CutPart, Policy, ReadOff, Window, add_gradients, of_both_sides, record_of
+from rcray.train.parallel import Workers
 from rcray.train.parts import HeadPart, ScoreSource, WatchedPart
 from rcray.train.profile import PHASE
 from rcray.train.record import Decision, Judged, StepOutcome, judge
@@ -50,16 +51,6 @@ class Scoring:
     parameters: Sequence[Tensor] = ()  # where they are measured by extra gradients, without a source
     full_parameters: Sequence[Tensor] = ()  # for the band over all parameters, recorded beside the first where asked
     check_sketch_every: int = 0  # steps between two looks at the exact scores beside a sketch; 0: never
-
-
-@dataclass
-class Workers:
-    """How workers share a step; by default there is one."""
-
-    count: int = 1
-    reduce: Reduce | None = None
-    #: Sums the gradients over the workers; None: one worker, or a sharded model that does it itself.
-    sum_gradients: Callable[[Sequence[Tensor]], None] | None = None
 
 
 @dataclass

@@ -189,5 +189,5 @@ def installed() -> list[str]:
 )
 def test_as_a_process(folder, arguments, expected):
     (folder / "bad.yaml").write_text("name: x\nrun: {objective: dpoo}\n")
-    done = subprocess.run([*installed(), *arguments], capture_output=True, text=True, cwd=folder, timeout=60)
+    done = subprocess.run([*installed(), *arguments], capture_output=True, text=True, cwd=folder, timeout=240)
     assert_refused(done.returncode, done.stdout, done.stderr, expected, folder)

@@ -56,7 +56,7 @@ class Machine:
         log.unlink(missing_ok=True)
         environment = {"HOME": str(self.home), "PATH": os.environ["PATH"], "MLFLOW_BACKUP_SECONDS": "1"}
         done = subprocess.run(
-            ["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+            ["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return log.read_text() if log.exists() else ""
@@ -99,7 +99,7 @@ def mlflow_line():
     return line
 
 
-def wait_until(condition, what, seconds=120):
+def wait_until(condition, what, seconds=600):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what

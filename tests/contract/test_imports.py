@@ -150,7 +150,7 @@ def test_light_commands_import_nothing_heavy(tmp_path):
         ["plan", quickstart, "--store", str(tmp_path / "store")],
     ]
     code = f"COMMANDS = {commands!r}\nHEAVY = {HEAVY!r}\n{LIGHT}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     loaded = ast.literal_eval(done.stdout)
     assert len(loaded) == len(commands)
@@ -161,7 +161,7 @@ def test_light_commands_import_nothing_heavy(tmp_path):
 @pytest.mark.parametrize("name", ["rcray", "rcray.config", "rcray.sweep.grid", "rcray.records.ledger", "rcray.store"])
 def test_light_modules_import_nothing_heavy(name):
     code = f"import sys, {name}; print([n for n in {HEAVY!r} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "[]"
 
 

@@ -11,18 +11,19 @@ from rcray.data.readers import read_pairs
 from rcray.data.sources import open_rows
 from rcray.starter import Wanted, render
 from rcray.sweep.cost import estimate
+from rcray.sweep.pretend.models import architecture
 from rcray.sweep.tiny import tiny_config
 
 
 def test_a_model(monkeypatch):
     settings, train = {"source": "owner/made-up", "method": "lora"}, {"learning_rate": 2e-5}
-    shape = Shape(4, 128, 512, 1000, gated=True)
+    shape = Shape(4, 128, 512, 1000, heads=8, gated=True)
     monkeypatch.setitem(MODELS, "made-up", KnownModel("made-up", shape, "Made-Up", "tiny-mistral", settings, train))
     config = RunConfig.model_validate({"model": "made-up", "data": "synthetic"})
     assert (config.model.origin, config.model.label) == ("owner/made-up", "made-up")
     assert (config.train.learning_rate, config.calibration.scores) == (2e-5, "adapters")
     assert tiny_config(config, {}).model.name == "tiny-mistral" and model_title("made-up") == "Made-Up"
-    assert estimate(config).flops is not None
+    assert estimate(config).flops is not None and architecture(config.model).num_attention_heads == 8
     assert "made-up" in render("x", Wanted("tiny-neox", "synthetic"))
 
 

@@ -28,7 +28,7 @@ def rcray(*arguments, **environment):
         [sys.executable, "-c", PROGRAM, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )
 
@@ -63,7 +63,7 @@ def test_bash_itself_completes(tmp_path):
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout.strip() == "plan"
 
@@ -127,7 +127,7 @@ def on_a_terminal(*arguments, **environment) -> str:
         if not part:
             break
         text += part
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     os.close(ours)
     return text.decode(errors="replace")
 
@@ -158,6 +158,6 @@ def test_the_colours_are_seen_where_there_are_some(tmp_path):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
-    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, check=True, timeout=240)
     assert COLOUR.search(os.read(ours, 4096).decode())
     os.close(ours), os.close(theirs)

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,8 +16,8 @@ Script = Callable[[str, int], str]
 class JudgeServer:
     """Prefers the answer with the larger number in it: `answer 7` beats `answer 3`; `verdicts` is what it would say."""
 
-    def __init__(self, script: Script = lambda question, number: "ok", *, strength: float = 3.0, latency: float = 0.0):
-        self.script, self.strength, self.latency = script, strength, latency
+    def __init__(self, script: Script = lambda question, number: "ok", *, strength: float = 3.0):
+        self.script, self.strength = script, strength
         self.lock = threading.Lock()
         self.calls: Counter[str] = Counter()  # question -> calls that arrived
         self.answered: Counter[str] = Counter()  # question -> proper answers sent
@@ -26,6 +25,7 @@ class JudgeServer:
         self.headers: set[str] = set()  # names of all that were sent
         self.bodies: list[dict[str, Any]] = []
         self.open = threading.Event()  # set: hanging calls let go
+        self.under_way = 0  # calls that arrived and are not done with
         handler = type("Handler", (_Handler,), {"judge": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.http.daemon_threads = True
@@ -65,9 +65,12 @@ class _Handler(BaseHTTPRequestHandler):
             judge.keys.add(self.headers.get("Authorization", ""))
             judge.headers |= {name.lower() for name in self.headers}
             judge.bodies.append(body)
-        time.sleep(judge.latency)
-        action = judge.script(question, number)
-        getattr(self, f"do_{action}")(body, question)
+            judge.under_way += 1
+        try:
+            getattr(self, f"do_{judge.script(question, number)}")(body, question)
+        finally:
+            with judge.lock:
+                judge.under_way -= 1
 
     def reply(self, code: int, content: bytes, **headers: str) -> None:
         self.send_response(code)
@@ -107,18 +110,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.reply(200, json.dumps(content).encode())
 
     def do_hang(self, *_: Any) -> None:
-        self.judge.open.wait(20)
+        self.judge.open.wait(240)
 
     def do_drip_error(self, *_: Any) -> None:
         self.do_drip(code=500)
 
     def do_drip(self, *_: Any, code: int = 200) -> None:
         self.send_response(code)
-        self.send_header("Content-Length", "1000")
+        self.send_header("Content-Length", "1000000")
         self.end_headers()
-        for _ in range(200):
-            if self.judge.open.wait(0.05):
-                return
+        while not self.judge.open.wait(0.05):  # until the client is gone
             self.wfile.write(b" ")
             self.wfile.flush()
 

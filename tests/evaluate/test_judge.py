@@ -5,6 +5,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -38,7 +39,7 @@ def matches(count):
 
 
 def config(server, **changes):
-    fields = {"base_url": server.url, "model": "judge-1", "key_env": VARIABLE, "timeout": 0.5, "concurrency": 16}
+    fields = {"base_url": server.url, "model": "judge-1", "key_env": VARIABLE, "timeout": 60, "concurrency": 16}
     return JudgeConfig(**(fields | changes))
 
 
@@ -49,7 +50,7 @@ def number_of(question):
 def test_a_whole_job_through_every_fault(tmp_path, caplog, capfd):
     """Half of AlpacaEval's instructions in both orders; a third of the calls fail first, in every way there is."""
     faults = ("busy", "broken", "garbage", "wrong_shape", "hang", "drip", "cut", "drop", "ramble")
-    rare = {"hang": 24, "drip": 24}  # each costs a timeout
+    rare = {"hang": 120, "drip": 96}  # each costs a timeout: one match of each
     count, tried = 403, set()
 
     def script(question, number):
@@ -63,7 +64,7 @@ def test_a_whole_job_through_every_fault(tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     cache = tmp_path / "judgements.jsonl"
     with JudgeServer(script) as server:
-        patient = config(server, timeout=2)  # a busy machine's late answer is no fault of the client
+        patient = config(server, timeout=5)  # a busy machine's late answer is no fault of the client
         found = judge(matches(count), patient, cache)
         calls = sum(server.calls.values())
         assert tried == set(faults)
@@ -144,17 +145,30 @@ judge(matches(60), config, Path(sys.argv[2]))
 """
 
 
+def wait_until(condition, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.01)
+
+
 def test_a_killed_job_goes_on_without_repeating_a_call(tmp_path):
     cache = tmp_path / "judgements.jsonl"
-    with JudgeServer(latency=0.03) as server:
+    killed = threading.Event()
+
+    def script(question, number):
+        if len(server.answered) >= 30:
+            killed.wait(240)
+        return "ok"
+
+    with JudgeServer(script) as server:
         job = subprocess.Popen([sys.executable, "-c", KILLED, server.url, str(cache)], cwd=ROOT)
-        deadline = time.time() + 120
-        while len(server.answered) < 30 and time.time() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(Cache(cache).read()) >= 20)
         job.send_signal(signal.SIGKILL)
         job.wait()
         on_disk = Cache(cache).read()
-        time.sleep(0.3)  # calls under way at the kill end at the server
+        killed.set()
+        wait_until(lambda: server.under_way == 0)  # calls under way at the kill end at the server
         before = Counter(server.calls)
         assert 20 <= len(on_disk) < 120
         found = judge(matches(60), config(server), cache)
@@ -209,11 +223,9 @@ def test_nothing_of_another_account_is_sent(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["drip", "drip_error"])
 def test_an_answer_must_arrive_whole_in_time(fault):
-    """A byte now and then keeps a socket's timeout from ever running out."""
-    started = time.monotonic()
+    """A byte now and then keeps a socket's timeout from ever running out: this answer would take half a day."""
     with JudgeServer(lambda *_: fault) as server, pytest.raises(CallFailedError, match="timed out"):
         endpoint.call(config(server, retries=0, timeout=0.3), [{"role": "user", "content": "x"}])
-    assert time.monotonic() - started < 5  # it would drip for ten seconds
 
 
 @pytest.mark.parametrize(
@@ -225,7 +237,8 @@ def test_what_fails_to_the_end_is_said_and_not_kept(tmp_path, fault, said):
 
     cache = tmp_path / "j"
     with JudgeServer(script) as server:
-        settings = config(server, retries=2, timeout=0.2, vote="text")
+        late = {"timeout": 2, "retries": 1} if fault == "hang" else {"retries": 2}
+        settings = config(server, vote="text", **late)
         found = judge(matches(4), settings, cache)
         failed = [judgement for judgement in found if judgement.preference is None]
         assert [judgement.match for judgement in failed] == [1, 1]

@@ -19,7 +19,7 @@ from rcray.train.micro import Policy
 from rcray.train.parts import score_source
 from rcray.train.record import row_of
 from rcray.train.sharded import is_sharded, whole_weights
-from rcray.train.step import Scoring, StepState, Update, Workers, optimizer_step
+from rcray.train.step import Scoring, StepState, Update, optimizer_step
 from tests.math.test_one_backward import half, make_batch
 from tests.ray.heads import free_ports
 
@@ -50,7 +50,9 @@ def build(directory, method, way, kind="published"):
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     clip = parallel.clip_norm if way == "fsdp" else torch.nn.utils.clip_grad_norm_
-    workers = Workers() if way == "one" else Workers(2, parallel.ProcessGroup(), parallel.sum_gradients)
+    workers = (
+        parallel.Workers() if way == "one" else parallel.Workers(2, parallel.ProcessGroup(), parallel.sum_gradients)
+    )
     together = {"reduce": workers.reduce, "sum_gradients": workers.sum_gradients}
     rank = 0 if way == "one" else dist.get_rank()
     return StepState(

@@ -195,7 +195,7 @@ class Exchange:
     """A meeting point for workers that are threads: each call waits for all, then everybody reads all."""
 
     def __init__(self, workers):
-        self.barrier = threading.Barrier(workers, timeout=30)
+        self.barrier = threading.Barrier(workers, timeout=240)
         self.slots = [None] * workers
 
     def worker(self, rank):

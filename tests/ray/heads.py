@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOKEN = "t" * 40
-STARTING_SECONDS = 90
+STARTING_SECONDS = 300
 
 
 def free_ports(count):
@@ -71,7 +71,7 @@ def running_head(extra, *, own_token=True, **more):
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
         shutil.rmtree(directory, ignore_errors=True)

@@ -53,12 +53,12 @@ def write_experiment(path, **content):
 
 
 def run(command, expect=0, **more):
-    done = subprocess.run(command, env={**environment(), **more}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env={**environment(), **more}, capture_output=True, text=True, timeout=600)
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=600):
     deadline = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:

@@ -21,9 +21,11 @@ def test_workers_are_as_nice_as_the_command_and_the_machine_is_counted_rightly(m
         niceness = ray.remote(num_cpus=0)(lambda: os.nice(0))
         assert ray.get(niceness.remote()) == os.nice(0)
         (node,) = present_nodes()
+    later = this_machine()
     for name in ("CPU", "GPU"):
         assert node.resources.get(name) == expected.resources.get(name)
-    assert node.resources["memory"] == pytest.approx(expected.resources["memory"], rel=0.3)  # what is free changes
+    free = sorted(machine.resources["memory"] for machine in (expected, later))  # it changes
+    assert 0.7 * free[0] <= node.resources["memory"] <= 1.3 * free[1]
 
 
 def test_what_cannot_be_placed_is_refused_before_ray_is_started(monkeypatch, tmp_path, capsys):

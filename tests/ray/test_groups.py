@@ -45,7 +45,8 @@ def two_workers(tmp_path_factory, model_cache) -> Group:
     shutil.copytree(model_cache, store.cache)
     file = write_experiment(folder / "small.yaml", run={**SMALL, "objective": "cpo", "calibration": True})
     (cell,) = expand(load_experiment(file))
-    return Group(store, cell.config, cell.run_id, watched(group_command(file, store)))
+    sockets, _ = watched(group_command(file, store))
+    return Group(store, cell.config, cell.run_id, sockets)
 
 
 def test_two_workers_equal_one_process(two_workers, store):
@@ -106,7 +107,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(store, tmp_path):
         wait_for(lambda: status().step >= 6, process)
         first = status().writer.pid
         os.kill(first, signal.SIGKILL)
-        output = process.communicate(timeout=180)[0].decode()
+        output = process.communicate(timeout=600)[0].decode()
     finally:
         process.kill()
     assert process.returncode == 0, output

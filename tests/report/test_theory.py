@@ -10,7 +10,7 @@ from rcray.aggregate import theory
 from rcray.aggregate.estimates import paired_test, t_quantile
 from rcray.aggregate.latex import to_latex
 from rcray.aggregate.tables import entry_text, to_csv, to_markdown
-from rcray.calibration.band import Statistics, observe, predicted_pathway
+from rcray.calibration import Statistics, observe, predicted_pathway
 from rcray.config.objectives import BUILT_IN, Cpo, Dpo, Formula
 
 #: The paper's table of coefficients: which objectives have d_w = d_l.

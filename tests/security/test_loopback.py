@@ -1,15 +1,14 @@
-"""A sweep on one machine is reachable from that machine alone; for worker groups see tests/ray/test_groups.py."""
+"""How it is seen that a command is reachable from its own machine alone.
+
+Sweeps are watched in tests/ray/test_own_model.py, worker groups in tests/ray/test_groups.py.
+"""
 
 import socket
 import subprocess
 import sys
 
-import pytest
-
 from tests.processes import Listener, listeners, watch_listeners
-from tests.ray.sweeping import environment, sweep_command, write_experiment
-
-pytestmark = pytest.mark.ray
+from tests.ray.sweeping import environment
 
 #: What a private Ray consists of; without these nothing was looked at.
 #: Ray's monitor has one port for its metrics, the same for every Ray of a machine: it listens only if that is free.
@@ -17,7 +16,7 @@ RAY = {"raylet", "gcs_server", "DashboardAgent", "RuntimeEnvAgent"}
 
 
 def watched(command):
-    """Every socket that a command's processes listened on until it ended well."""
+    """Every socket that a command's processes listened on until it ended well, and what it said."""
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         found = watch_listeners(process)
@@ -25,7 +24,7 @@ def watched(command):
         process.kill()
         output = process.communicate()[0]
     assert process.returncode == 0, output
-    return found
+    return found, output
 
 
 def all_on_loopback(found, expected):
@@ -34,14 +33,8 @@ def all_on_loopback(found, expected):
     assert [listener for listener in found if not listener.is_loopback] == []
 
 
-def test_a_sweep_listens_on_loopback_alone(store, tmp_path):
-    file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["dpo", "cpo"]})
-    found = watched([*sweep_command(file, store), "--no-tracking", "--concurrency", "1"])
-    all_on_loopback(found, {*RAY, "sweep"})
-
-
 def test_an_open_socket_is_seen():
-    """The checks above can fail."""
+    """The checks can fail."""
     code = "import socket, sys; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         port = int(process.stdout.readline())

@@ -44,7 +44,7 @@ class MlflowServer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not self.is_up():
             assert self.process.poll() is None, "mlflow server ended"
             assert time.monotonic() < deadline, "mlflow server did not start"

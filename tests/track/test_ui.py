@@ -21,14 +21,14 @@ def test_a_terminated_ui_takes_its_server_with_it(tmp_path):
     try:
         said = process.stdout.readline()
         assert f"http://127.0.0.1:{port}" in said
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=30) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=600) as page:
             assert "MLflow" in page.read().decode()
         family = tree(process.pid)
         found = listeners(process.pid)
         assert port in {listener.port for listener in found} and all(listener.is_loopback for listener in found)
         process.terminate()
-        assert process.wait(timeout=30) == 0
-        _, left = psutil.wait_procs(family, timeout=5)
+        assert process.wait(timeout=600) == 0
+        _, left = psutil.wait_procs(family, timeout=600)
         assert not left, f"still there: {left}"
         assert len(family) > 1, "the server was not seen"
     finally:

@@ -52,7 +52,7 @@ def test_the_answer_is_the_suffix(make_tokenizer, template):
     assert list(ids.prompt) == render(tokenizer, text.prompt)
     assert tokenizer.decode(ids.chosen) == "a good answer<|end|>"
     assert tokenizer.decode(ids.rejected) == "a bad one<|end|>"
-    assert (report.kept, report.realigned, report.truncated) == (1, [], [])
+    assert (report.kept, report.rows("realigned"), report.rows("truncated")) == (1, [], [])
 
 
 def test_a_default_system_block_stands_in_the_prompt_once(make_tokenizer):
@@ -66,10 +66,10 @@ def test_a_default_system_block_stands_in_the_prompt_once(make_tokenizer):
 def test_a_stripping_template_makes_answers_equal(make_tokenizer):
     pairs = [pair("same", "  same\n", row="train/0"), pair(" yes ", "no", row="train/1")]
     encoded = encode_pairs(pairs, make_tokenizer(STRIPPING), LONG)
-    assert encoded.report.dropped_equal == ["train/0"]
+    assert encoded.report.rows("dropped equal") == ["train/0"]
     assert [p.row for p in encoded.pairs] == ["train/1"]
     kept = encode_pairs(pairs, make_tokenizer(), LONG)
-    assert kept.report.dropped_equal == [], "a template that keeps whitespace keeps the difference"
+    assert kept.report.rows("dropped equal") == [], "a template that keeps whitespace keeps the difference"
 
 
 @pytest.mark.parametrize(("chosen", "rejected"), [("xa", "xb"), ("xa", "yb"), ("ya", "xb")])
@@ -78,7 +78,7 @@ def test_a_merge_across_the_border_moves_the_cut_for_both(make_tokenizer, chosen
     text = pair(chosen, rejected, prompt="qq")
     assert render(tokenizer, "qq", "xa")[: len(render(tokenizer, "qq"))] != render(tokenizer, "qq"), "it must merge"
     ids, report = encode_one(tokenizer, text)
-    assert report.realigned == ["train/0"]
+    assert report.rows("realigned") == ["train/0"]
     assert_is_suffix(tokenizer, text, ids)
     assert tokenizer.decode(ids.prompt) == "qq"
     assert tokenizer.decode(ids.chosen) == f">{chosen}<|end|>"
@@ -89,7 +89,7 @@ def test_a_generation_prompt_that_the_answer_does_not_repeat(make_tokenizer):
     tokenizer = make_tokenizer(THINKING)
     text = pair("yes", "no")
     ids, report = encode_one(tokenizer, text)
-    assert report.realigned == ["train/0"]
+    assert report.rows("realigned") == ["train/0"]
     assert_is_suffix(tokenizer, text, ids)
     assert tokenizer.decode(ids.prompt).endswith("<|assistant|>")
     assert tokenizer.decode(ids.chosen) == "yes<|end|>"
@@ -142,7 +142,7 @@ def test_the_answer_to_a_dialogue_is_the_suffix(saved, template, end):
     assert_is_suffix(tokenizer, text, ids)
     assert tokenizer.decode(ids.chosen) == end
     assert tokenizer.decode(ids.prompt).count("a bird") == 1, "earlier answers are prompt"
-    assert (report.kept, report.realigned) == (1, [])
+    assert (report.kept, report.rows("realigned")) == (1, [])
 
 
 def test_naive_tokenisation_is_wrong_where_ours_is_right(saved):
@@ -186,7 +186,7 @@ def test_a_long_dialogue_keeps_its_end(saved):
     ids, report = encode_one(
         tokenizer, Pair("chat:1", long, "yes", "no"), DataConfig(max_length=40, max_prompt_length=24)
     )
-    assert report.truncated == ["chat:1"]
+    assert report.rows("truncated") == ["chat:1"]
     assert tokenizer.decode(ids.prompt).endswith("which is it<|end|><|assistant|>")
     assert len(ids.prompt) == 24
 
@@ -214,7 +214,7 @@ def test_what_fits_is_left_alone_however_long_its_prompt(tokenizer):
     config = DataConfig(max_length=prompt + chosen, max_prompt_length=8)
     same, report = encode_one(tokenizer, text, config)
     assert same == whole
-    assert report.truncated == []
+    assert report.rows("truncated") == []
 
 
 def test_truncation_keeps_the_end_of_the_prompt(tokenizer):
@@ -222,7 +222,7 @@ def test_truncation_keeps_the_end_of_the_prompt(tokenizer):
     whole, _ = encode_one(tokenizer, text)
     prompt, chosen, _ = lengths(whole)
     cut, report = encode_one(tokenizer, text, DataConfig(max_length=prompt + chosen - 1, max_prompt_length=8))
-    assert report.truncated == ["train/0"]
+    assert report.rows("truncated") == ["train/0"]
     assert cut.prompt == whole.prompt[-8:]
     assert (cut.chosen, cut.rejected) == (whole.chosen, whole.rejected), "there is room for both"
 
@@ -241,7 +241,7 @@ def test_the_budget_is_the_longer_answers(tokenizer, longer):
     assert cut.prompt == whole.prompt[-6:]
     assert getattr(cut, longer) == getattr(whole, longer)[:room], "an answer keeps its beginning"
     assert getattr(cut, shorter) == getattr(whole, shorter)
-    assert report.truncated == ["train/0"]
+    assert report.rows("truncated") == ["train/0"]
 
 
 def test_a_short_prompt_is_not_cut_for_a_long_answer(tokenizer):
@@ -266,7 +266,7 @@ def test_equal_once_cut_is_dropped(tokenizer):
     same_start = "abcdefgh" * 3
     texts = [pair(same_start + "x", same_start + "y", row="train/3"), pair("p", "q", row="train/4")]
     encoded = encode_pairs(texts, tokenizer, DataConfig(max_length=20, max_prompt_length=8))
-    assert encoded.report.dropped_equal == ["train/3"]
+    assert encoded.report.rows("dropped equal") == ["train/3"]
     assert [ids.row for ids in encoded.pairs] == ["train/4"]
 
 
@@ -286,9 +286,9 @@ def test_the_report_counts_and_names_rows(tokenizer):
     report = encoded.report
     assert [ids.row for ids in encoded.pairs] == ["train/0", "train/4"]
     assert report.kept == 2
-    assert report.dropped_empty == ["train/1", "train/2", *(f"train/{i}" for i in range(5, 9))]
-    assert report.dropped_equal == ["train/3"]
-    assert report.truncated == ["train/4"]
+    assert report.rows("dropped empty") == ["train/1", "train/2", *(f"train/{i}" for i in range(5, 9))]
+    assert report.rows("dropped equal") == ["train/3"]
+    assert report.rows("truncated") == ["train/4"]
     assert report.summary() == (
         "2 pairs kept; 6 dropped empty (train/1, train/2, train/5, …); 1 dropped equal (train/3); 1 truncated (train/4)"
     )

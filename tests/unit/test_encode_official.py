@@ -25,7 +25,7 @@ def test_official_prompts_start_with_one_bos_and_an_empty_system_turn(make_token
     assert tokenizer.decode(ids.prompt) == "<|end|><|system|><|end|><|user|>what is it<|end|>"
     assert tokenizer.decode(ids.chosen) == "<|assistant|>yes<|end|>", "the header is scored"
     assert tokenizer.decode(ids.rejected) == "<|assistant|>no<|end|>"
-    assert report.realigned == []
+    assert report.rows("realigned") == []
     ours, _ = encode_one(tokenizer, pair("yes", "no"))
     assert tokenizer.decode(ours.chosen) == "yes<|end|>"
     assert tokenizer.decode(ours.prompt).startswith("<|user|>" if template == TAGGED else "<|end|><|user|>")

@@ -15,9 +15,11 @@ while True:
 """
 ENDED = """
 import subprocess, sys, time
+import psutil
 from rcray.sweep.head import _end_family
-subprocess.Popen([sys.executable, *sys.argv[1:]])
-time.sleep(0.5)
+raylet = psutil.Process(subprocess.Popen([sys.executable, *sys.argv[1:]]).pid)
+while not raylet.children():
+    time.sleep(0.05)
 _end_family()
 """
 

@@ -14,7 +14,7 @@ schedules = st.builds(
 
 @given(schedule=schedules, every=st.integers(1, 12), pairs=st.integers(1, 16))
 def test_a_look_sees_pairs_that_come_later(schedule, every, pairs):
-    """Never the step's own; in the first epoch none that was trained on, as long as there are enough others."""
+    """Never the step's own; while others last, none that was trained on, or will be before the next look."""
     looks, size = LookSchedule(schedule, every, pairs), schedule.batch_size
     used = schedule.steps_per_epoch * size
     for step in range(schedule.total_steps):
@@ -30,6 +30,11 @@ def test_a_look_sees_pairs_that_come_later(schedule, every, pairs):
         trained_on = {row for before in range(start, step) for part in schedule.micro_batches(before) for row in part}
         fresh = used - (position + 1) * size
         assert len(trained_on & set(rows)) == max(0, len(rows) - fresh)
+        ends = start + schedule.steps_per_epoch
+        following = next((s for s in range(step + 1, ends) if looks.rows(s) is not None), ends)
+        meanwhile = {row for s in range(step, following) for part in schedule.micro_batches(s) for row in part}
+        later = used - (following - start) * size
+        assert len(meanwhile & set(rows)) == max(0, min(len(rows), fresh) - later)
 
 
 def test_later_looks_see_other_pairs():

@@ -74,6 +74,7 @@ def test_parameter_counts(name):
         tie_word_embeddings=False,
     )
     preset, lora = MODELS[name], ModelConfig(name=name).lora
+    assert (preset.shape.heads, preset.shape.heads * preset.shape.key_values) == (heads, kv_heads)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         assert sum(p.numel() for p in model.parameters()) == parameters

@@ -208,6 +208,6 @@ def test_rows_that_are_too_long_can_be_left_out_whole(neox):
     settings = {"max_length": 48, "max_prompt_length": 24}
     cut = encode_pairs(pairs, neox.tokenizer, DataConfig(**settings))
     whole = encode_pairs(pairs, neox.tokenizer, DataConfig(**settings, too_long="drop"))
-    assert [pair.row for pair in cut.pairs] == ["short", "long"] and cut.report.truncated == ["long"]
+    assert [pair.row for pair in cut.pairs] == ["short", "long"] and cut.report.rows("truncated") == ["long"]
     assert [pair.row for pair in whole.pairs] == ["short"] and whole.report.rows("dropped too long") == ["long"]
     assert "too_long" not in DataConfig().content(), "older runs keep their ids"

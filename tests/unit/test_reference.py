@@ -156,7 +156,7 @@ def test_the_key_shows_weights_lengths_and_rows(neox, data, tmp_path):
     reference_logps(neox, pairs_of(neox, 19), tmp_path, CPU)
     assert len(files(tmp_path)) == 2
     shortened = pairs_of(neox, 20, max_length=20, max_prompt_length=8)
-    assert shortened.report.truncated
+    assert shortened.report.rows("truncated")
     reference_logps(neox, shortened, tmp_path, CPU)
     assert len(files(tmp_path)) == 3
     with torch.no_grad():
@@ -171,10 +171,10 @@ def test_two_at_once_build_one_file(neox, data, tmp_path, monkeypatch):
     builds = []
     whole = reference._forward
 
-    def noted(loaded, encoded, index, device):
+    def noted(loaded, encoded, index, device, **said):
         if len(index) == len(encoded.pairs):
             builds.append(threading.get_ident())
-        return whole(loaded, encoded, index, device)
+        return whole(loaded, encoded, index, device, **said)
 
     monkeypatch.setattr(reference, "_forward", noted)
     found, gate = [], threading.Barrier(2)
@@ -237,11 +237,11 @@ def test_processes_divide_the_shards_and_a_killed_ones_work_stays(neox, data, tm
     expected = reference_logps(neox, data, tmp_path / "whole", CPU)
     forward, rows = reference._forward, []
 
-    def dies_on_the_third(loaded, encoded, index, device):
+    def dies_on_the_third(loaded, encoded, index, device, **said):
         if len(rows) == 2:
             raise KeyboardInterrupt
         rows.append(index)
-        return forward(loaded, encoded, index, device)
+        return forward(loaded, encoded, index, device, **said)
 
     monkeypatch.setattr(reference, "_forward", dies_on_the_third)
     with pytest.raises(KeyboardInterrupt):
@@ -249,9 +249,9 @@ def test_processes_divide_the_shards_and_a_killed_ones_work_stays(neox, data, tm
 
     again, gate = [], threading.Barrier(2)
 
-    def counts(loaded, encoded, index, device):
+    def counts(loaded, encoded, index, device, **said):
         again.append(index)
-        return forward(loaded, encoded, index, device)
+        return forward(loaded, encoded, index, device, **said)
 
     monkeypatch.setattr(reference, "_forward", counts)
     found = []
@@ -272,6 +272,26 @@ def test_processes_divide_the_shards_and_a_killed_ones_work_stays(neox, data, tm
     assert not list((tmp_path / "shared" / "reference").glob("*.shards"))
 
 
+def test_long_pairs_come_in_smaller_shards_and_progress_moves_inside_them(neox, data, tmp_path, monkeypatch):
+    sizes = data.lengths @ (2, 1, 1)
+    order = inference.length_order(data.lengths).tolist()
+    whole = reference_logps(neox, data, tmp_path / "whole", CPU)
+    assert reference._cut(data.lengths, 10**6) == [order], "few tokens: one shard of at most so many pairs"
+    room = 4 * int(sizes.max())
+    shards = reference._cut(data.lengths, room)
+    assert [i for shard in shards for i in shard] == order and len(shards) > 2
+    assert all(sizes[shard].sum() <= room for shard in shards)
+    assert all(len(shard) == 1 for shard in reference._cut(data.lengths, 1)), "a longer pair goes alone"
+    said = []
+    monkeypatch.setattr(reference, "report", lambda phase, done, total: said.append((phase, done, total)))
+    monkeypatch.setitem(inference.TOKENS, "cpu", 2 * int(sizes.max()))
+    found = reference_logps(neox, data, tmp_path / "parts", CPU)
+    torch.testing.assert_close(found.sum_w, whole.sum_w, rtol=0, atol=1e-4)
+    done = [at for _, at, _ in said]
+    assert done == sorted(done) and done[0] == 0 and done[-1] == 20 and len(set(done)) > 6
+    assert {(phase, total) for phase, _, total in said} == {("reference", 20)}
+
+
 def test_sixteen_cells_of_one_grid_run_the_reference_once(tmp_path, model_cache, monkeypatch):
     from rcray.config import Experiment
     from rcray.store import Store
@@ -282,9 +302,9 @@ def test_sixteen_cells_of_one_grid_run_the_reference_once(tmp_path, model_cache,
     store.cache.symlink_to(model_cache)
     forward, pairs = reference._forward, []
 
-    def counts(loaded, encoded, index, device):
+    def counts(loaded, encoded, index, device, **said):
         pairs.append(len(index))
-        return forward(loaded, encoded, index, device)
+        return forward(loaded, encoded, index, device, **said)
 
     monkeypatch.setattr(reference, "_forward", counts)
     experiment = Experiment(

@@ -46,7 +46,7 @@ def test_every_architecture_loads_as_any_model_and_scores_pairs(quick_cache, nam
     assert weights_fingerprint(plain) == weights_fingerprint(loaded.model)
     assert max(loaded.tokenizer.get_vocab().values()) < plain.config.vocab_size, "every token has an embedding"
     data = encode_pairs(load_pairs(DataConfig(train_pairs=4)).train, loaded.tokenizer, DataConfig())
-    assert data.report.realigned == []
+    assert data.report.rows("realigned") == []
     batch = collate(data.pairs, range(4))
     with torch.no_grad():
         found = side_logps(loaded.model, batch.chosen)

@@ -28,8 +28,8 @@ def generate(
     if fault:
         raise DegenerateRunError(f"{generator}: {fault}")
     prompts = [_prompt(tokenizer, text) for text in instructions]
-    found = continuations(model, tokenizer, prompts, settings, on_batch)
-    answers = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in found]
+    answered = continuations(model, tokenizer, prompts, settings, on_batch)
+    answers = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answered]
     empty = sum(not answer for answer in answers)
     if len(answers) >= LEAST_ANSWERS and empty >= EMPTY_SHARE * len(answers):
         raise DegenerateRunError(f"{generator}: {empty} of {len(answers)} answers are empty")
@@ -51,18 +51,18 @@ def continuations(
         if room is not None and len(ids) >= room:
             raise DataError(f"instruction {number} has {len(ids)} tokens, and the model's context is {room}")
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # the longest first: memory fails at once
-    found: dict[int, list[int]] = {}
+    tokens: dict[int, list[int]] = {}
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.manual_seed(settings.seed)
         for start in range(0, len(order), settings.batch_size):
             rows = order[start : start + settings.batch_size]
-            found.update(
+            tokens.update(
                 zip(rows, _continue(model, tokenizer, [prompts[i] for i in rows], settings, room), strict=True)
             )
             if on_batch:
-                on_batch(len(found))
-    return [found[i] for i in range(len(prompts))]
+                on_batch(len(tokens))
+    return [tokens[i] for i in range(len(prompts))]
 
 
 def _prompt(tokenizer: Any, instruction: str) -> list[int]:

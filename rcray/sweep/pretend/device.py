@@ -136,13 +136,13 @@ class Watch(TorchDispatchMode):
         if func in _PLACES_OF_A_MASK or (func in _INDEXING and any(_is_mask(index) for index in args[1])):
             self.waits[f"mask read at {_line()}"] += 1
         with self.fake:
-            made = func(*args, **kwargs)
+            output = func(*args, **kwargs)
         if func in _FACTORS:
             left, right = (args[i] for i in _FACTORS[func])
             self.products[_name(left.dtype)] += 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
-        for tensor in pytree.tree_leaves(made):
+        for tensor in pytree.tree_leaves(output):
             self.adopt(tensor)
-        return made
+        return output
 
     def adopt(self, tensor: Any) -> None:
         """Counts a tensor's memory from now until it is gone."""
@@ -165,12 +165,12 @@ class Watch(TorchDispatchMode):
         dtype = options.get("dtype") or tensor.dtype
         if here:
             with self.fake:
-                made = torch.empty(tensor.shape, dtype=dtype, device=pretend_device())
-            self.adopt(made)
+                copy = torch.empty(tensor.shape, dtype=dtype, device=pretend_device())
+            self.adopt(copy)
         else:
-            made = torch.full(tensor.shape, SHOWN_NUMBER).to(dtype)
-        self._count_copy(tensor, made, bool(options.get("non_blocking")))
-        return made
+            copy = torch.full(tensor.shape, SHOWN_NUMBER).to(dtype)
+        self._count_copy(tensor, copy, bool(options.get("non_blocking")))
+        return copy
 
     def _count_copy(self, source: Tensor, target: Tensor, asynchronous: bool) -> None:
         host = source if _is_here(target) else target
@@ -194,8 +194,8 @@ class Watch(TorchDispatchMode):
             query, key, value = (_cast(t, torch.get_autocast_dtype(NAME)) for t in (query, key, value))
         kind = "masked" if attn_mask is not None else "causal" if options.get("is_causal") else "all"
         self.attention[f"{_name(query.dtype)} {kind}"] += 1
-        made: Tensor = _FusedAttention.apply(query, key, value, attn_mask)
-        return made
+        output: Tensor = _FusedAttention.apply(query, key, value, attn_mask)
+        return output
 
 
 class _Above(TorchFunctionMode):
@@ -218,8 +218,8 @@ class _Above(TorchFunctionMode):
         like = args[0] if func is Tensor.new_tensor else None
         place = kwargs.get("device", like.device if like is not None else None)
         if place is None or torch.device(place).type != NAME:
-            made: Tensor = func(*args, **kwargs)
-            return made
+            tensor: Tensor = func(*args, **kwargs)
+            return tensor
         dtype = kwargs.get("dtype") or (like.dtype if like is not None else None)
         values = args[1] if like is not None else args[0]
         return torch.tensor(values, dtype=dtype).to(pretend_device())

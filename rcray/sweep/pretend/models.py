@@ -14,8 +14,6 @@ from rcray.models.adapters import new_adapter
 from rcray.models.load import LoadedModel, ready_to_train, turn_off_dropout
 from rcray.sweep.pretend.device import pretend_device
 
-#: Attention heads of the presets: the only part of their shapes that changes no weight.
-HEADS = {"pythia-410m": 16, "pythia-2.8b": 32, "mistral-7b": 32, "qwen2.5-7b": 28, "smollm2-135m": 9}
 BLOCK = 64  # 4-bit weights that share a scale
 
 
@@ -54,17 +52,16 @@ def _of_shape(name: str, shape: Shape) -> Any:
 
     known = MODELS[stand_in(name)].embedded
     assert known is not None
-    heads = HEADS.get(name, 4)
     sizes: dict[str, Any] = {
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
-        "num_attention_heads": heads,
+        "num_attention_heads": shape.heads,
         "tie_word_embeddings": shape.tied,
     }
     if shape.gated:
-        sizes["num_key_value_heads"] = round(heads * shape.key_values)
+        sizes["num_key_value_heads"] = round(shape.heads * shape.key_values)
     if known.model_type == "mistral":
         sizes["sliding_window"] = None
     return AutoConfig.for_model(known.model_type, **sizes)
@@ -95,17 +92,17 @@ def _four_bit(layer: nn.Linear, compute: torch.dtype) -> nn.Module:
         quant_type="nf4",
         dtype=compute,
     )
-    made = Linear4bit.__new__(Linear4bit)
-    nn.Module.__init__(made)
-    made.in_features, made.out_features = inputs, outputs
-    made.compute_dtype, made.compute_type_is_set, made.quant_storage = compute, True, torch.uint8
-    made.support_avx512bf16_for_cpu = False
+    linear = Linear4bit.__new__(Linear4bit)
+    nn.Module.__init__(linear)
+    linear.in_features, linear.out_features = inputs, outputs
+    linear.compute_dtype, linear.compute_type_is_set, linear.quant_storage = compute, True, torch.uint8
+    linear.support_avx512bf16_for_cpu = False
     weight: Any = nn.Parameter(packed, requires_grad=False)
     weight.compress_statistics, weight.quant_type, weight.bnb_quantized = False, "nf4", True
     weight.quant_storage, weight.blocksize, weight.quant_state = torch.uint8, BLOCK, state
-    made.weight, made.quant_state = weight, state
-    made.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
-    return made
+    linear.weight, linear.quant_state = weight, state
+    linear.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
+    return linear
 
 
 def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:

@@ -35,11 +35,11 @@ def preset_cells() -> list[RunConfig]:
 
 def preset_peaks(say: Callable[[str], None]) -> dict[str, dict[str, float]]:
     """By key, as peaks.json keeps them."""
-    found: dict[str, dict[str, float]] = {}
+    peaks: dict[str, dict[str, float]] = {}
     for config in preset_cells():
         key = peak_key(config)
-        if key not in found:
+        if key not in peaks:
             peak = measured_peak(config)
-            found[key] = {"fixed": peak.fixed, "per_token": peak.per_token}
+            peaks[key] = {"fixed": peak.fixed, "per_token": peak.per_token}
             say(f"{key}: {peak.fixed / 1e9:.2f} GB and {peak.per_token / 1e3:.0f} kB a token")
-    return found
+    return peaks

@@ -1,0 +1,127 @@
+// Held-out pairs of the run in focus: all of them as points, the worst token by token; samples before and after.
+
+let shownPairs = {run: null, found: null};
+const pairsNow = () => (shownPairs.run === focus() ? shownPairs.found : null);
+
+const loadPairs = async () => {
+  const id = focus();
+  if (!id) return;
+  const found = await source.details(id);
+  if (focus() !== id) return;
+  shownPairs = {run: id, found};
+  if (state.base && data.groups.has(state.base)) await loadBase(id);
+  repaint("pairs");
+};
+
+// The pinned setting's run with the same seed, to hold the same pairs against.
+let basePairs = null;
+const loadBase = async (id) => {
+  const runs = data.groups.get(state.base).runs;
+  const same = runs.find((each) => data.runs[each]?.seed === data.runs[id].seed) ?? runs[0];
+  basePairs = same === id ? null : await source.details(same);
+};
+const driftIn = (found, name) => {
+  const pairs = found?.detail.pairs;
+  if (!pairs) return null;
+  pairs.index ??= new Map(found.names[pairs[0]].map((each, i) => [each, i]));
+  pairs.drifts ??= [unpack(pairs[1]), unpack(pairs[2])];
+  const i = pairs.index.get(name);
+  return i === undefined ? null : pairs.drifts.map((values) => values[i]);
+};
+
+const paintPairs = () => {
+  const [id, found] = [focus(), pairsNow()];
+  const detail = found?.detail ?? {};
+  $("pairs-note").textContent = id ? `of ${groupOfRun(id)?.label}, seed ${data.runs[id].seed}` : "";
+  if (!found) return;
+  paintCloud(found, detail);
+  const worst = detail.displaced ?? [];
+  $("worst-list").replaceChildren(...worst.map(([number, ...logps]) => {
+    const text = found.texts[number];
+    const [w, l] = changesOf(logps);
+    return el("li", {}, el("button", {type: "button", "data-pair": text.row, "aria-pressed": String(text.row === chosenPair(found))},
+      el("span", {class: "drift"}, fixed(w, 2, true)), el("span", {class: "drift soft"}, fixed(l, 2, true)), el("span", {class: "prompt"}, text.prompt)));
+  }));
+  if (!worst.length) $("worst-list").replaceChildren(el("li", {class: "soft"}, detail.problem ?? (data.runs[id].state === "ok" ? "Its evaluation kept no tokens." : "Not evaluated yet.")));
+  paintPair(found);
+  paintSamples(detail.samples ?? []);
+};
+const changesOf = (logps) => {
+  const sums = logps.map((text) => unpack(text).reduce((sum, value) => sum + value, 0));
+  return [sums[1] - sums[0], sums[3] - sums[2]];
+};
+const chosenPair = (found) => {
+  const worst = found.detail.displaced ?? [];
+  if (state.pair && driftIn(found, state.pair)) return state.pair;
+  return worst.length ? found.texts[worst[0][0]].row : null;
+};
+
+const paintCloud = (found, detail) => {
+  if (!detail.pairs) return nothing("cloud", "No pair was measured yet.");
+  const names = found.names[detail.pairs[0]];
+  driftIn(found, names[0]);
+  const [w, l] = detail.pairs.drifts;
+  const plot = frame("cloud", {x: padded(extent([...w, 0])), y: padded(extent([...l, 0])), xTitle: `Δz_w of a pair (${data.head.unit})`, yTitle: "Δz_l", height: 270});
+  const {layer, X, Y} = plot;
+  layer.append(draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}), draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}));
+  const texts = new Map((detail.displaced ?? []).map(([number]) => [found.texts[number].row, found.texts[number]]));
+  const colour = groupOfRun(focus())?.colour ?? "";
+  const chosen = chosenPair(found);
+  names.forEach((name, i) => {
+    if (!Number.isFinite(w[i]) || !Number.isFinite(l[i])) return;
+    const kept = texts.get(name);
+    const point = draw("circle", {class: `pair ${colour} ${kept ? "kept" : ""} ${name === chosen ? "chosen" : ""}`, cx: X(w[i]).toFixed(1), cy: Y(l[i]).toFixed(1), r: name === chosen ? 6 : kept ? 4 : 2.5, "data-point": name});
+    point.addEventListener("pointermove", (event) => tip.show(event, name, `Δz_w ${fixed(w[i], 2, true)}, Δz_l ${fixed(l[i], 2, true)}`, kept ? kept.prompt : "text is kept of the most displaced only"));
+    point.addEventListener("pointerleave", tip.hide);
+    point.addEventListener("click", () => change({pair: name}));
+    layer.append(point);
+  });
+};
+
+// A token's colour: what its log-probability gained (blue) or lost (orange), at most two nats deep.
+const tokensOf = (tokens, start, trained) => el("p", {class: "tokens"}, tokens.map((token, i) => {
+  const moved = trained[i] - start[i];
+  const depth = Math.round(Math.min(1, Math.abs(moved) / 2) * 10);
+  return el("span", {class: `token ${moved < 0 ? "lost" : "won"}-${depth}`, "data-change": moved.toFixed(4), tabindex: 0,
+    title: `${fixed(start[i], 2)} → ${fixed(trained[i], 2)} nats (${fixed(moved, 2, true)})`}, token.replaceAll("\n", "⏎\n"));
+}));
+
+const paintPair = (found) => {
+  const name = chosenPair(found);
+  const box = $("pair");
+  box.hidden = !name;
+  if (!name) return;
+  const entry = (found.detail.displaced ?? []).find(([number]) => found.texts[number].row === name);
+  const drift = driftIn(found, name);
+  const other = state.base && driftIn(basePairs, name);
+  const facts = drift ? [`Δz_w ${fixed(drift[0], 2, true)}, Δz_l ${fixed(drift[1], 2, true)} ${data.head.unit}`] : [];
+  if (other && drift) facts.push(`the pinned cell: ${fixed(other[0], 2, true)}, ${fixed(other[1], 2, true)} (difference ${fixed(drift[0] - other[0], 2, true)}, ${fixed(drift[1] - other[1], 2, true)})`);
+  const head = el("div", {class: "card-head"}, el("h3", {}, name), el("p", {class: "soft", id: "pair-facts"}, symbols(facts.join("; "))));
+  if (!entry) return box.replaceChildren(head, el("p", {class: "soft"}, "Text and tokens are kept of the most displaced pairs only (evaluation.displaced)."));
+  const text = found.texts[entry[0]];
+  const logps = entry.slice(1).map(unpack);
+  const [w, l] = changesOf(entry.slice(1));
+  box.replaceChildren(head,
+    el("div", {class: "answers"},
+      el("div", {}, el("h4", {}, "Prompt"), el("p", {class: "text"}, text.prompt)),
+      el("div", {id: "chosen-tokens"}, el("h4", {}, `Chosen: ${fixed(w, 2, true)} nats over ${text.chosen.length} tokens`), tokensOf(text.chosen, logps[0], logps[1])),
+      el("div", {id: "rejected-tokens"}, el("h4", {}, `Rejected: ${fixed(l, 2, true)} nats over ${text.rejected.length} tokens`), tokensOf(text.rejected, logps[2], logps[3]))),
+    el("p", {class: "soft scale"}, "log-probability of a token: ", [10, 6, 3].map((n) => el("span", {class: `token lost-${n}`}, fixed(-n / 5, 1))), [3, 6, 10].map((n) => el("span", {class: `token won-${n}`}, fixed(n / 5, 1, true))), " nats or more"));
+};
+
+const paintSamples = (samples) => {
+  $("samples").hidden = !samples.length;
+  const answer = (said) => el("td", {}, said.flags.map((flag) => chipOf("degenerate", flag)), el("span", {class: "text"}, said.text || "–"), said.ended ? null : " …", el("span", {class: "unit soft"}, `${said.tokens} tokens`));
+  $("samples-list").replaceChildren(...samples.map((sample) => el("article", {class: "card sample"},
+    el("p", {}, el("strong", {}, "Prompt "), el("span", {class: "text"}, sample.prompt)),
+    el("p", {}, el("strong", {}, "Chosen "), el("span", {class: "text"}, sample.chosen)),
+    el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, ["", "Before training", "After training"].map((title) => el("th", {}, title)))),
+      el("tbody", {}, ["greedy", "drawn"].map((way, i) => el("tr", {}, el("th", {scope: "row"}, way), answer(sample.start[i]), answer(sample.trained[i])))))))));
+};
+
+$("worst-list").addEventListener("click", (event) => {
+  const button = event.target.closest("[data-pair]");
+  if (button) change({pair: button.dataset.pair});
+});
+onPaint(["data", "selected", "filter", "run", "base"], loadPairs);
+onPaint(["pairs", "pair", "size"], paintPairs);

@@ -1,0 +1,138 @@
+// Where the data comes from: the page itself, or the server that it came from. Both answer alike.
+
+const data = {head: null, runs: {}, groups: new Map(), version: 0};
+const LIVE = document.body.dataset.live === "yes";
+const POLL = 1500;  // milliseconds
+
+const ask = async (path) => {
+  const answer = await fetch(path, {cache: "no-store"});
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer.json();
+};
+
+const remember = (make) => {
+  const known = new Map();
+  return (key) => {
+    if (!known.has(key)) known.set(key, make(key));
+    return known.get(key);
+  };
+};
+
+const embedded = () => {
+  const whole = JSON.parse($("data").textContent);
+  const place = () => new Map(data.head.groups.map((group, i) => [group.key, i]));
+  return {
+    load: async () => whole,
+    details: async (run) => ({...whole.details, detail: whole.details.runs[run] ?? {}}),
+    records: async () => null,
+    differences: remember(async (base) => {
+      const {metrics, values} = whole.differences;
+      const [at, count, numbers] = [place(), data.head.groups.length, unpack(values)];
+      const of = {};
+      for (const [key, i] of at) {
+        const j = at.get(base);
+        if (i === j) continue;
+        const [first, second] = [Math.min(i, j), Math.max(i, j)];
+        const row = first * count - (first * (first + 1)) / 2 + (second - first - 1);
+        of[key] = metrics.map((_, m) => {
+          const [value, half, paired] = numbers.subarray(3 * (row * metrics.length + m), 3 * (row * metrics.length + m) + 3);
+          return [j < i ? value : -value, half, paired];
+        });
+      }
+      return {metrics, of};
+    }),
+  };
+};
+
+const served = () => {
+  const at = (what) => remember(async (key) => ask(`${what}/${encodeURIComponent(key.split(" ")[0])}`));
+  const [details, records, differences] = [at("details"), at("records"), at("differences")];
+  const now = (run) => `${run} ${data.runs[run]?.step} ${data.runs[run]?.state}`;  // what it was then is not what it is
+  return {
+    load: () => ask(`state?after=${data.version}`),
+    details: async (run) => {
+      const found = await details(now(run));
+      return {...found, detail: found.runs[run] ?? {}};
+    },
+    records: (run) => records(now(run)),
+    differences: (base) => differences(`${base} ${data.version}`),
+  };
+};
+const source = LIVE ? served() : embedded();
+
+// Takes what a source says; tells whether anything changed.
+const take = (said) => {
+  const same = said.version !== undefined && said.version === data.version;
+  data.head = said.head;
+  data.version = said.version ?? 1;
+  Object.assign(data.runs, said.runs);
+  const known = new Set(said.head.groups.flatMap((group) => group.runs));
+  for (const run of Object.keys(data.runs)) if (!known.has(run)) delete data.runs[run];
+  const colours = [...new Set(said.head.groups.map((group) => group.objective))];
+  data.groups = new Map(said.head.groups.map((group) => [group.key, {...group, colour: `c${colours.indexOf(group.objective) % 12}`}]));
+  data.colours = colours;
+  data.means = new Map();
+  return !same;
+};
+
+// One column of a run: steps, values, and perhaps the extremes of each bucket.
+const curveOf = (run, column, finer = null) => {
+  const curves = finer ?? run.curves;
+  if (!curves?.x) return null;
+  const kept = (curves.unpacked ??= new Map());
+  if (!kept.has(column)) {
+    const name = column === "root_kl" ? "probe_kl" : column;
+    const [kind, ...parts] = curves.y[name];
+    let [y, low, high] = parts.map(unpack);
+    if (column === "root_kl") y = y.map((value) => Math.sqrt(Math.max(0, value)));
+    kept.set(column, {x: unpack(curves.x[kind]), y, low, high});
+  }
+  return kept.get(column);
+};
+
+const intervalsOf = (run) => {
+  if (!run?.curves?.x) return [];
+  if (!run.curves.intervals) {
+    const flat = unpack(run.curves.i);
+    run.curves.intervals = Array.from({length: flat.length / 8}, (_, i) => flat.subarray(8 * i, 8 * i + 8));
+  }
+  return run.curves.intervals;
+};
+
+// The mean of a setting's seeds, and how far they are apart (one standard deviation).
+const meanOf = (group, column) => {
+  const key = `${group.key} ${column}`;
+  if (!data.means.has(key)) {
+    const sums = new Map();
+    let seeds = 0;
+    for (const id of group.runs) {
+      const curve = data.runs[id] && curveOf(data.runs[id], column);
+      if (!curve?.x.length) continue;
+      seeds += 1;
+      curve.x.forEach((x, i) => {
+        if (!Number.isFinite(curve.y[i])) return;
+        const sum = sums.get(x) ?? [0, 0, 0];
+        sum[0] += 1; sum[1] += curve.y[i]; sum[2] += curve.y[i] ** 2;
+        sums.set(x, sum);
+      });
+    }
+    const x = [...sums.keys()].sort((a, b) => a - b);
+    const mean = x.map((at) => sums.get(at)[1] / sums.get(at)[0]);
+    const spread = x.map((at, i) => {
+      const [n, , squares] = sums.get(at);
+      return n > 1 ? Math.sqrt(Math.max(0, (squares - n * mean[i] ** 2) / (n - 1))) : 0;
+    });
+    data.means.set(key, {x, y: mean, spread, seeds});
+  }
+  return data.means.get(key);
+};
+
+const at = (curve, step) => {  // the last point up to a step
+  if (!curve?.x.length) return -1;
+  let [low, high] = [0, curve.x.length - 1];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (curve.x[middle] <= step) low = middle; else high = middle - 1;
+  }
+  return low;
+};

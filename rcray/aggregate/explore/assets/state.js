@@ -1,0 +1,85 @@
+// What is looked at: one object, kept in the address bar, so that a link is a view.
+
+const fresh = () => ({
+  selected: new Set(),  // keys of settings; none: all of them
+  base: null,  // the pinned setting
+  step: null,  // null: the last one
+  curve: null,
+  seeds: false,
+  filter: "",
+  sort: null,  // [column, 1 or -1]
+  run: null,  // whose band, moves and pairs are shown
+  pair: null,
+  zoom: false,
+  brushes: {},  // axis: [low, high] of its height
+});
+let state = fresh();
+
+const readHash = () => {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const view = fresh();
+  view.selected = new Set((said.get("sel") ?? "").split(",").filter(Boolean));
+  for (const name of ["base", "curve", "run", "pair"]) view[name] = said.get(name);
+  view.filter = said.get("filter") ?? "";
+  view.step = Number(said.get("step")) || null;
+  view.seeds = said.has("seeds");
+  view.zoom = said.has("zoom");
+  const sort = (said.get("sort") ?? "").match(/^(-?)(.+)$/);
+  view.sort = sort && [sort[2], sort[1] ? -1 : 1];
+  for (const part of said.getAll("axis")) {
+    const [low, high, ...path] = part.split(":");
+    if (path.length && Number(low) <= Number(high)) view.brushes[path.join(":")] = [Number(low), Number(high)];
+  }
+  return view;
+};
+
+const hashOf = (view) => {
+  const said = new URLSearchParams();
+  if (view.selected.size) said.set("sel", [...view.selected].join(","));
+  for (const name of ["base", "curve", "step", "run", "pair", "filter"]) if (view[name]) said.set(name, view[name]);
+  for (const name of ["seeds", "zoom"]) if (view[name]) said.set(name, "");
+  if (view.sort) said.set("sort", (view.sort[1] < 0 ? "-" : "") + view.sort[0]);
+  for (const [path, [low, high]] of Object.entries(view.brushes)) said.append("axis", `${low.toFixed(3)}:${high.toFixed(3)}:${path}`);
+  const text = said.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replace(/=(?=&|$)/g, "");
+  return text ? `#${text}` : "";
+};
+
+const painters = [];  // [what it depends on, what it draws]
+let pending = null;
+const WHOLE = ["data", ...Object.keys(fresh())];
+
+// Draws what depends on the names given, once a frame; the address follows.
+const repaint = (...names) => {
+  if (!pending) {
+    pending = new Set();
+    requestAnimationFrame(() => {
+      const changed = pending;
+      pending = null;
+      for (const [needs, paint] of painters) if (needs.some((name) => changed.has(name))) paint();
+      const hash = hashOf(state);
+      if (hash !== location.hash) history.replaceState(null, "", hash || location.pathname + location.search);
+    });
+  }
+  names.forEach((name) => pending.add(name));
+};
+const change = (patch) => {
+  Object.assign(state, patch);
+  repaint(...Object.keys(patch));
+};
+const onPaint = (needs, paint) => painters.push([needs, paint]);
+
+const select = (keys, brushes = {}) => change({selected: new Set(keys), brushes});
+const toggle = (key) => {
+  const selected = new Set(state.selected);
+  if (!selected.delete(key)) selected.add(key);
+  change({selected, brushes: {}, ...(selected.has(key) ? {run: null, pair: null} : {})});
+};
+
+// The same setting in every view answers the pointer.
+let hovered = null;
+const hover = (key) => {
+  if (key === hovered) return;
+  hovered = key;
+  document.querySelectorAll(".hover").forEach((node) => node.classList.remove("hover"));
+  if (key) document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`).forEach((node) => node.classList.add("hover"));
+};

@@ -1,0 +1,208 @@
+"""The cells of a page: settings with their seeds, the fields that tell them apart, their numbers and differences."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rcray.aggregate.collect import CellResult
+from rcray.aggregate.explore.curves import pack
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, SHARE, is_benchmark
+from rcray.aggregate.groups import (
+    Comparison,
+    Setting,
+    compare,
+    difference,
+    flatten,
+    has_seeds,
+    setting_key,
+    varying_paths,
+    with_kind,
+)
+from rcray.aggregate.movement import ROOT_KL
+from rcray.aggregate.summary import IN_TRUE_BAND, REALISED
+
+_BENCHMARKS = 8  # columns of the table at most
+_BOOTSTRAPS = 1000  # differences of benchmarks in a page: each resamples documents, and takes milliseconds
+#: What the title of an objective or a calibration says already.
+_SAID = ("objective.name", "calibration.enabled", "calibration.kind", "model.name", "semantics")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of the table, and an axis of the parallel coordinates."""
+
+    key: str
+    title: str
+    unit: str = ""
+    percent: bool = False
+    digits: int = 2
+    sign: bool = False
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting and how it is called."""
+
+    key: str
+    setting: Setting
+    objective: str
+    calibration: str
+
+
+def rows_of(results: Sequence[CellResult]) -> list[Row]:
+    """Every setting, objectives together and without calibration first."""
+    return [
+        Row(setting_key(setting.config), setting, comparison.title, _calibration(setting, comparison))
+        for comparison in compare(results)
+        for setting in comparison.settings
+    ]
+
+
+def _calibration(setting: Setting, comparison: Comparison) -> str:
+    if setting.config.is_start_model:
+        return "–"
+    if not setting.calibrated:
+        return "none"
+    kind = setting.config.calibration.kind
+    others = [part for part in setting.variant.split(", ") if part and part != kind]
+    return " · ".join([kind, *others])
+
+
+def numbers_of(results: Sequence[CellResult], unit: str) -> list[Number]:
+    """What there is to compare, in the order of the columns."""
+    there = {metric: row for result in results for metric, row in result.metrics.items()}
+    digits = 2 if unit == "nats" else 3
+    always = (
+        Number(ACCURACY, "Accuracy", "%", True, 1, help="held-out pairs whose margin grew against the start model"),
+        Number(DRIFT_W, "Δz_w", unit, digits=digits, sign=True, help="held-out drift of the chosen answers"),
+        Number(DRIFT_L, "Δz_l", unit, digits=digits, sign=True, help="held-out drift of the rejected answers"),
+        Number(MARGIN, "Margin", unit, digits=digits, sign=True, help="Δz_w - Δz_l, held-out pairs"),
+        Number(ROOT_KL, "√KL", "", digits=3, help="root of the KL to the start model per token, probe set"),
+        Number(IN_TRUE_BAND, "In band", "%", True, 1, help="steps inside the band of the update that is made"),
+        Number(REALISED["iii"], "On iii", "%", True, 1, help="probe intervals: winner preserved, loser suppressed"),
+    )
+    benchmarks = [
+        Number(key, key.replace("/", " "), "%" if row.unit == SHARE else row.unit, row.unit == SHARE, 1, help=key)
+        for key, row in there.items()
+        if is_benchmark(key)
+    ]
+    return [*(number for number in always if number.key in there), *benchmarks[:_BENCHMARKS]]
+
+
+def fields_of(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+    """The fields in which settings differ, and each setting's values of them.
+
+    Objective and calibration come first. What follows from either of them, or from the model, is left out: an
+    objective's own constants are no axis where every cell of the objective has the same.
+    """
+    flat = {row.key: flatten(with_kind(row.setting.config)) for row in rows}
+    named = {
+        "objective": {row.key: row.objective for row in rows},
+        "calibration": {row.key: row.calibration for row in rows},
+        "model": {row.key: row.setting.config.model.label for row in rows},
+    }
+    columns = {name: values for name, values in named.items() if len(set(values.values())) > 1}
+    for path in sorted(varying_paths(list(flat.values()))):
+        values = {key: _plain(own.get(path)) for key, own in flat.items()}
+        follows = any(_follows(values, leading) for leading in named.values())
+        if path not in _SAID and len(set(map(repr, values.values()))) > 1 and not follows:
+            columns[path] = values
+    fields = []
+    for path, values in columns.items():
+        known = [value for value in values.values() if value is not None]
+        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+        sizes = [float(value) for value in known] if numeric else [0.0]
+        logarithmic = min(sizes) > 0 and max(sizes) / min(sizes) > 50
+        fields.append({"path": path, "title": path.rpartition(".")[2], "numeric": numeric, "log": logarithmic})
+    return fields, {row.key: [columns[path][row.key] for path in columns] for row in rows}
+
+
+def _follows(values: Mapping[str, Any], leading: Mapping[str, Any]) -> bool:
+    """Whether the leading field's value tells the other's."""
+    told: dict[Any, str] = {}
+    return all(told.setdefault(leading[key], repr(value)) == repr(value) for key, value in values.items())
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float | str) else str(value)
+
+
+def table_of(results: Sequence[CellResult], unit: str) -> dict[str, Any]:
+    """Settings, fields and numbers, as the page reads them."""
+    rows, numbers = rows_of(results), numbers_of(results, unit)
+    fields, values = fields_of(rows)
+    several = has_seeds(row.setting for row in rows)
+    return {
+        "numbers": [asdict(number) for number in numbers],
+        "fields": fields,
+        "several": several,
+        "groups": [
+            {
+                "key": row.key,
+                "objective": row.objective,
+                "calibration": row.calibration,
+                "kind": row.setting.config.calibration.kind if row.setting.calibrated else "none",
+                "label": _label(row, several=len({r.setting.config.model.name for r in rows}) > 1),
+                "values": values[row.key],
+                "numbers": [_number(row.setting, number.key, several) for number in numbers],
+                "runs": list(row.setting.run_ids),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _label(row: Row, several: bool) -> str:
+    model = [row.setting.config.model.label] if several else []
+    return " · ".join([*model, row.objective, row.calibration])
+
+
+def _number(setting: Setting, metric: str, several: bool) -> list[float | None] | str:
+    value = setting.metric(metric)
+    if value is None or not math.isfinite(value.value):
+        return setting.problem(metric) or "–"
+    return [value.value, finite(value.spread(several)), finite(value.half_width)]
+
+
+def values_of(result: CellResult) -> dict[str, float]:
+    """The numbers of one run, by metric."""
+    wanted = (ACCURACY, DRIFT_W, DRIFT_L, MARGIN, ROOT_KL, IN_TRUE_BAND, REALISED["iii"])
+    rows = {key: row for key, row in result.metrics.items() if key in wanted or is_benchmark(key)}
+    return {key: row.value for key, row in rows.items() if row.ok} if result.ok else {}
+
+
+def finite(value: float | None) -> float | None:
+    """As JSON: it has no other numbers."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def differences_from(
+    base: Setting, settings: Iterable[Setting], metrics: Sequence[str]
+) -> list[list[tuple[float, ...]]]:
+    """Of every setting minus the base, by metric: value, half of the 95% interval, whether it was paired by item."""
+    return [[_difference(base, setting, metric) for metric in metrics] for setting in settings]
+
+
+def _difference(base: Setting, setting: Setting, metric: str) -> tuple[float, ...]:
+    found = difference(base, setting, metric) if base is not setting else None
+    return (math.nan,) * 3 if found is None else (found.value, found.half_width, float(found.paired))
+
+
+def all_differences(results: Sequence[CellResult], numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of every two settings, second minus first, packed: pair after pair, metric after metric, three numbers each.
+
+    Where there are too many settings to resample their documents, benchmarks have none.
+    """
+    settings = [row.setting for row in rows_of(results)]
+    metrics = [number["key"] for number in numbers]
+    pairs = len(settings) * (len(settings) - 1) // 2
+    resampled = [metric for metric in metrics if is_benchmark(metric)]
+    if pairs * len(resampled) > _BOOTSTRAPS:
+        metrics = [metric for metric in metrics if metric not in resampled]
+    found = [differences_from(base, settings[i + 1 :], metrics) for i, base in enumerate(settings)]
+    flat = [value for of_base in found for of_pair in of_base for triple in of_pair for value in triple]
+    return {"metrics": metrics, "values": pack(np.array(flat, float))}

@@ -1,0 +1,135 @@
+"""A store as it is now, read again only where it changed: what the server of the page answers from."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rcray.aggregate.collect import CellResult, read_run
+from rcray.aggregate.explore.cells import differences_from, finite, rows_of
+from rcray.aggregate.explore.curves import curves_of, step_records
+from rcray.aggregate.explore.details import Details
+from rcray.aggregate.explore.page import Subject, head_of, run_of
+from rcray.errors import StoreError
+from rcray.records.ledger import read_stopped
+from rcray.records.live import FILE as LIVE
+from rcray.records.progress import read_progress
+from rcray.records.states import ENDED, State
+from rcray.store import Store
+from rcray.sweep.grid import Cell
+
+SECONDS = 1.0  # between two looks at the store, however many pages ask
+_FULL = 1_000_000  # points of a curve: as many as it has
+
+#: What is watched and its cells; asked again and again, as a search adds cells.
+Watched = Callable[[], tuple[Subject, Sequence[Cell]]]
+
+
+class Watch:
+    """What is known of every cell, with a version for each change."""
+
+    def __init__(self, store: Store, watched: Watched, stopped: Callable[[], dict[str, str]] = dict):
+        self._store, self._watched, self._stopped = store, watched, stopped
+        self._lock = threading.Lock()
+        self._looked = 0.0
+        self._subject: Subject | None = None
+        self._marks: dict[str, Any] = {}
+        self._results: dict[str, CellResult] = {}
+        self._runs: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._head: dict[str, Any] = {}
+        self._version = 0
+
+    def state(self, after: int = 0) -> dict[str, Any]:
+        """The head, and the runs that changed since a version; an old version gets all of them."""
+        with self._lock:
+            self._look()
+            runs = {run_id: run for run_id, (version, run) in self._runs.items() if version > after}
+            return {"version": self._version, "head": self._head, "runs": runs}
+
+    def details(self, run_id: str) -> dict[str, Any] | None:
+        """Pairs, tokens and samples of one run; None for one that is not watched."""
+        if (result := self._results.get(run_id)) is None:
+            return None
+        details = Details()
+        details.add(result)
+        return details.content()
+
+    def records(self, run_id: str) -> dict[str, Any] | None:
+        """The curves of one run with every point that was recorded."""
+        if (result := self._results.get(run_id)) is None:
+            return None
+        try:
+            records = step_records(result.run, live=read_progress(result.run.path) is not None)
+        except StoreError:
+            return {}
+        return curves_of(records, result.total_steps, result.cell.config.train.probe_every, _FULL)
+
+    def differences(self, base: str) -> dict[str, Any] | None:
+        """Every setting minus one of them, by metric: value, half of the interval, whether paired by item."""
+        with self._lock:
+            rows = rows_of(list(self._results.values()))
+            metrics = [number["key"] for number in self._head.get("numbers", ())]
+            settings = {row.key: row.setting for row in rows}
+        if base not in settings:
+            return None
+        found = differences_from(settings[base], settings.values(), metrics)
+        plain = ([[finite(value) for value in triple] for triple in of_setting] for of_setting in found)
+        return {"metrics": metrics, "of": dict(zip(settings, plain, strict=True))}
+
+    def _look(self) -> None:
+        """Reads what changed; at most once in a while."""
+        if self._version and time.monotonic() - self._looked < SECONDS:
+            return
+        subject, cells = self._watched()
+        stopped = self._stopped()
+        changed = [run_id for run_id in self._runs if run_id not in {cell.run_id for cell in cells}]
+        for run_id in changed:
+            for known in (self._runs, self._results, self._marks):
+                known.pop(run_id, None)
+        for cell in cells:
+            if self._look_at(cell, stopped):
+                changed.append(cell.run_id)
+        if changed or subject != self._subject or not self._version:
+            self._version += 1
+            self._subject = subject
+            for run_id in changed:
+                if run_id in self._runs:
+                    self._runs[run_id] = (self._version, self._runs[run_id][1])
+            self._head = head_of(subject, [self._shown(cell.run_id) for cell in cells])
+        self._looked = time.monotonic()
+
+    def _look_at(self, cell: Cell, stopped: dict[str, str]) -> bool:
+        run = self._store.run(cell.run_id)
+        doing = read_progress(run.path)
+        files = (run.status, run.evaluation, run.samples, run.adjusted, run.dynamics, run.path / LIVE)
+        reason = stopped.get(cell.run_id, "")
+        mark = (*map(_mark, files), doing and (doing.phase, doing.done, doing.total), reason)
+        if self._marks.get(cell.run_id) == mark:
+            return False
+        self._marks[cell.run_id] = mark
+        result = read_run(run, cell)
+        if reason and result.status not in ENDED and doing is None:
+            result = replace(result, status=State.STOPPED, error=reason)
+        self._results[cell.run_id] = result
+        self._runs[cell.run_id] = (0, run_of(result, doing=doing, live=True))
+        return True
+
+    def _shown(self, run_id: str) -> CellResult:
+        """A result as tables name it: one that nobody carries out any more is not running."""
+        result = self._results[run_id]
+        return replace(result, status=State(self._runs[run_id][1]["state"]))
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def stopped_in(store: Store, names: Sequence[str]) -> Callable[[], dict[str, str]]:
+    """Runs that the searches of these experiments stopped early, and why."""
+    return lambda: {run: why for name in names for run, why in read_stopped(store.experiment(name)).items()}
