@@ -145,6 +145,7 @@ def watch(
     Without files: every experiment that was swept into the store, less cells that were never started.
     """
     planned = [(sweep_command(file, set_, tiny), *cells_of(file, set_, tiny)) for file in files or ()]
+    require("report")
     announce(f"reading {Store.at(store).root}")
     from rcray.aggregate.explore.command import watch_experiments, watch_store
     from rcray.aggregate.explore.server import serve as serve_page
