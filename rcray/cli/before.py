@@ -154,7 +154,7 @@ def plan(
 
     nodes = read_cluster_file(cluster) if cluster else None
     planned = make_plan(
-        [(file, *cells_of(file, set_, tiny, only=only)) for file in files], store, nodes, accelerator(gpu)
+        [(file, *cells_of(file, set_, tiny, None, only)) for file in files], store, nodes, accelerator(gpu)
     )
     if measure:
         require("sweep")
@@ -176,7 +176,7 @@ def show_config(file: FileArgument, set_: SetOption = None, only: OnlyOption = N
     """Print the resolved configuration of every cell, with its run id."""
     import yaml
 
-    _, cells = cells_of(file, set_, only=only)
+    _, cells = cells_of(file, set_, False, None, only)
     resolved = [{"run_id": c.run_id, "label": c.label, **c.config.model_dump(mode="json")} for c in cells]
     if json_:
         typer.echo(json.dumps(resolved, indent=2))

@@ -95,7 +95,7 @@ def sweep(
     no_figures: NoFiguresOption = False,
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures, report.html and explore.html."""
-    experiment, cells = cells_of(file, set_, tiny, only=only)
+    experiment, cells = cells_of(file, set_, tiny, None, only)
     searches = experiment.search is not None and experiment.search.method == "optuna"
     if only and searches:
         raise ConfigError(f"--only: {file} searches, and chooses its cells by itself", fix="leave --only out")

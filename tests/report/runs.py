@@ -122,8 +122,10 @@ def add_benchmarks(run: RunDir, scores: Mapping[str, float | None], stderr: floa
     run.evaluation.write_text(json.dumps(content))
 
 
-def write_dynamics(run: RunDir, cell: Cell, steps: int, parts: int = 2) -> None:
-    columns = dynamics(cell, steps)
+def write_dynamics(
+    run: RunDir, cell: Cell, steps: int, parts: int = 2, columns: Mapping[str, Any] | None = None
+) -> None:
+    columns = columns or dynamics(cell, steps)
     run.dynamics.mkdir(parents=True, exist_ok=True)
     kinds = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
     table = pa.table({c.name: pa.array(columns[c.name], type=kinds[c.kind]) for c in COLUMNS})

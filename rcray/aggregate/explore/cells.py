@@ -50,26 +50,29 @@ class Row:
     key: str
     setting: Setting
     objective: str
-    calibration: str
+    calibration: str  # its kind
+    variant: str  # what else tells it from its neighbours
 
 
 def rows_of(results: Sequence[CellResult]) -> list[Row]:
     """Every setting, objectives together and without calibration first."""
     return [
-        Row(setting_key(setting.config), setting, comparison.title, _calibration(setting, comparison))
+        Row(setting_key(setting.config), setting, comparison.objective, kind, _variant(setting, comparison))
         for comparison in compare(results)
         for setting in comparison.settings
+        for kind in [_kind(setting)]
     ]
 
 
-def _calibration(setting: Setting, comparison: Comparison) -> str:
+def _kind(setting: Setting) -> str:
     if setting.config.is_start_model:
         return "–"
-    if not setting.calibrated:
-        return "none"
-    kind = setting.config.calibration.kind
-    others = [part for part in setting.variant.split(", ") if part and part != kind]
-    return " · ".join([kind, *others])
+    return setting.config.calibration.kind if setting.calibrated else "none"
+
+
+def _variant(setting: Setting, comparison: Comparison) -> str:
+    parts = [*comparison.variant.split(", "), *setting.variant.split(", ")]
+    return ", ".join(part for part in dict.fromkeys(parts) if part and part != _kind(setting))
 
 
 def numbers_of(results: Sequence[CellResult], unit: str) -> list[Number]:
@@ -145,7 +148,7 @@ def table_of(results: Sequence[CellResult], unit: str) -> dict[str, Any]:
                 "key": row.key,
                 "objective": row.objective,
                 "calibration": row.calibration,
-                "kind": row.setting.config.calibration.kind if row.setting.calibrated else "none",
+                "kind": "none" if row.calibration == "–" else row.calibration,
                 "label": _label(row, several=len({r.setting.config.model.name for r in rows}) > 1),
                 "values": values[row.key],
                 "numbers": [_number(row.setting, number.key, several) for number in numbers],
@@ -158,7 +161,7 @@ def table_of(results: Sequence[CellResult], unit: str) -> dict[str, Any]:
 
 def _label(row: Row, several: bool) -> str:
     model = [row.setting.config.model.label] if several else []
-    return " · ".join([*model, row.objective, row.calibration])
+    return " · ".join(filter(None, [*model, row.objective, row.calibration, row.variant]))
 
 
 def _number(setting: Setting, metric: str, several: bool) -> list[float | None] | str:

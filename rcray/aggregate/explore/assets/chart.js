@@ -21,31 +21,66 @@ const frame = (card, {x, y, xTitle = "", yTitle = "", height = 280, left = 54, x
   const svg = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img"});
   const axes = draw("g", {class: "axes"});
   for (const [value, text] of xTicks ?? ticksOf(x, Math.max(3, inner / 90))) {
-    axes.append(draw("line", {class: "grid", x1: X(value), x2: X(value), y1: top, y2: top + tall}),
-      draw("text", {x: X(value), y: top + tall + 16, "text-anchor": "middle"}, text));
+    axes.append(
+      draw("line", {class: "grid", x1: X(value), x2: X(value), y1: top, y2: top + tall}),
+      draw("text", {x: X(value), y: top + tall + 16, "text-anchor": "middle"}, text),
+    );
   }
   for (const [value, text] of yTicks ?? ticksOf(y, Math.max(3, tall / 50))) {
-    axes.append(draw("line", {class: "grid", x1: left, x2: left + inner, y1: Y(value), y2: Y(value)}),
-      draw("text", {x: left - 7, y: Y(value) + 4, "text-anchor": "end"}, text));
+    axes.append(
+      draw("line", {class: "grid", x1: left, x2: left + inner, y1: Y(value), y2: Y(value)}),
+      draw("text", {x: left - 7, y: Y(value) + 4, "text-anchor": "end"}, text),
+    );
   }
-  axes.append(draw("text", {class: "title", x: left + inner / 2, y: height - 6, "text-anchor": "middle"}, symbols(xTitle, draw)),
-    draw("text", {class: "title", x: 0, y: 0, transform: `translate(13 ${top + tall / 2}) rotate(-90)`, "text-anchor": "middle"}, symbols(yTitle, draw)));
+  axes.append(
+    draw("text", {class: "title", x: left + inner / 2, y: height - 6, "text-anchor": "middle"}, symbols(xTitle, draw)),
+    draw(
+      "text",
+      {class: "title", x: 0, y: 0, transform: `translate(13 ${top + tall / 2}) rotate(-90)`, "text-anchor": "middle"},
+      symbols(yTitle, draw),
+    ),
+  );
   const clip = `clip-${card}`;
   const layer = draw("g", {"clip-path": `url(#${clip})`});
-  svg.append(draw("defs", {}, draw("clipPath", {id: clip}, draw("rect", {x: left, y: top - 4, width: inner + 6, height: tall + 8}))), axes, layer);
+  svg.append(
+    draw(
+      "defs",
+      {},
+      draw("clipPath", {id: clip}, draw("rect", {x: left, y: top - 4, width: inner + 6, height: tall + 8})),
+    ),
+    axes,
+    layer,
+  );
   box.replaceChildren(svg);
-  return {svg, layer, X, Y, left, top, inner, tall, width, height,
+  return {
+    svg,
+    layer,
+    X,
+    Y,
+    left,
+    top,
+    inner,
+    tall,
+    width,
+    height,
     unX: (place) => x[0] + ((place - left) / inner) * (x[1] - x[0]),
-    unY: (place) => y[0] + ((top + tall - place) / tall) * (y[1] - y[0])};
+    unY: (place) => y[0] + ((top + tall - place) / tall) * (y[1] - y[0]),
+  };
 };
 
-const nothing = (card, text) => $(card).querySelector(".plot").replaceChildren(el("p", {class: "soft empty"}, text));
+const nothing = (card, text) =>
+  $(card)
+    .querySelector(".plot")
+    .replaceChildren(el("p", {class: "soft empty"}, text));
 
 // Points that are no number part a line.
 const lineOf = (xs, ys) => {
   let [path, open] = ["", false];
   for (let i = 0; i < xs.length; i += 1) {
-    if (!Number.isFinite(ys[i]) || !Number.isFinite(xs[i])) { open = false; continue; }
+    if (!Number.isFinite(ys[i]) || !Number.isFinite(xs[i])) {
+      open = false;
+      continue;
+    }
     path += `${open ? "L" : "M"}${xs[i].toFixed(1)} ${ys[i].toFixed(1)}`;
     open = true;
   }
@@ -66,31 +101,53 @@ const SHAPES = {
   update: (r) => `M0 ${-r * 1.3}L${r * 1.3} 0L0 ${r * 1.3}L${-r * 1.3} 0Z`,
   normalised: (r) => `M0 ${-r * 1.2}L${r * 1.1} ${r * 0.8}L${-r * 1.1} ${r * 0.8}Z`,
 };
-const markOf = (group, x, y, r = 5.5, extra = "") => draw("path", {
-  class: `mark ${group.colour} ${group.kind === "none" ? "open" : ""} ${extra}`,
-  d: (SHAPES[group.kind] ?? SHAPES.update)(r), transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`, "data-key": group.key,
-});
-const glyph = (group) => draw("svg", {class: "glyph", width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true"}, markOf(group, 0, 0, 5));
+const markOf = (group, x, y, r = 5.5, extra = "") =>
+  draw("path", {
+    class: `mark ${group.colour} ${group.kind === "none" ? "open" : ""} ${extra}`,
+    d: (SHAPES[group.kind] ?? SHAPES.update)(r),
+    transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`,
+    "data-key": group.key,
+  });
+const glyph = (group) =>
+  draw(
+    "svg",
+    {class: "glyph", width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true"},
+    markOf(group, 0, 0, 5),
+  );
 const dashOf = (group) => ({none: "5 3", published: "1.5 2.5"})[group.kind] ?? null;
 
-// Dragging over a plot: tells the place in its coordinates, from the press to the release.
-const dragging = (svg, {move, end, start}) => {
+// Dragging over a card's plot: tells the place in its coordinates, from the press to the release. What listens is the
+// place of the drawing, which stays when the drawing is made anew in the middle of it.
+const draggers = new Map();
+const dragging = (card, handlers) => {
+  const known = draggers.get(card);
+  if (known) return Object.assign(known, {start: null, move: null, end: null}, handlers);
+  const own = {...handlers};
+  draggers.set(card, own);
+  const box = $(card).querySelector(".plot");
   let from = null;
   const place = (event) => {
-    const box = svg.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
+    const area = box.getBoundingClientRect();
+    return [event.clientX - area.left, event.clientY - area.top];
   };
-  svg.addEventListener("pointerdown", (event) => {
+  box.addEventListener("pointerdown", (event) => {
     if (event.button) return;
     from = place(event);
-    svg.setPointerCapture(event.pointerId);
-    start?.(from, event);
+    box.setPointerCapture(event.pointerId);
+    own.start?.(from, event);
   });
-  svg.addEventListener("pointermove", (event) => { if (from) move?.(from, place(event), event); });
-  svg.addEventListener("pointerup", (event) => {
+  box.addEventListener("pointermove", (event) => {
+    if (from) own.move?.(from, place(event), event);
+  });
+  const over = (event) => {
     if (!from) return;
     const begun = from;
     from = null;
-    end?.(begun, place(event), event);
+    own.end?.(begun, place(event), event);
+  };
+  box.addEventListener("pointerup", over);
+  box.addEventListener("pointercancel", () => {
+    from = null;
   });
+  return own;
 };

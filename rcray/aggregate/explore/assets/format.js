@@ -16,11 +16,19 @@ const el = (tag, attributes, ...children) => fill(document.createElement(tag), a
 const draw = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 // z_w and z_l with their indices below the line, in HTML and in SVG.
-const symbols = (text, make = el) => text.split(/(z_[wl])/).map((part) => {
-  if (!/^z_[wl]$/.test(part)) return part;
-  if (make === el) return [el("i", {}, "z"), el("sub", {}, part[2])];
-  return [draw("tspan", {"font-style": "italic"}, "z"), draw("tspan", {dy: 3, "font-size": "75%"}, part[2]), draw("tspan", {dy: -3}, "\u200b")];
-}).flat();
+const symbols = (text, make = el) =>
+  text
+    .split(/(z_[wl])/)
+    .map((part) => {
+      if (!/^z_[wl]$/.test(part)) return part;
+      if (make === el) return [el("i", {}, "z"), el("sub", {}, part[2])];
+      return [
+        draw("tspan", {"font-style": "italic"}, "z"),
+        draw("tspan", {dy: 3, "font-size": "75%"}, part[2]),
+        draw("tspan", {dy: -3}, "\u200b"),
+      ];
+    })
+    .flat();
 
 const fixed = (value, digits, sign = false) => {
   const text = Math.abs(value).toFixed(digits);
@@ -41,12 +49,26 @@ const unpack = (text) => {
 
 const extent = (values) => {
   let [low, high] = [Infinity, -Infinity];
-  for (const value of values) if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+  for (const value of values)
+    if (Number.isFinite(value)) {
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
   return low <= high ? [low, high] : [0, 1];
 };
 const padded = ([low, high], share = 0.06) => {
   const room = (high - low || Math.abs(high) || 1) * share;
   return [low - room, high + room];
+};
+
+// The entries of a menu; one that is the same stays as it is, and open.
+const offer = (menu, entries, chosen) => {
+  const mark = JSON.stringify(entries);
+  if (menu.dataset.mark !== mark) {
+    menu.dataset.mark = mark;
+    menu.replaceChildren(...entries.map(([value, text]) => el("option", {value}, text)));
+  }
+  menu.value = chosen;
 };
 
 // A tooltip for whatever is under the pointer.
@@ -61,5 +83,7 @@ const tip = {
     box.style.left = `${Math.max(8, left)}px`;
     box.style.top = `${Math.max(8, top)}px`;
   },
-  hide() { $("tip").hidden = true; },
+  hide() {
+    $("tip").hidden = true;
+  },
 };

@@ -27,18 +27,22 @@ onPaint(["data", "selected", "base", "filter"], paintBar);
 // The command that runs the cells in view: the file's own, with --only where it is not all of them.
 const commandOf = () => {
   const wanted = new Set(chosenGroups().flatMap((group) => group.runs));
-  return data.head.commands.map(({text, runs}) => {
-    const own = runs.filter((id) => wanted.has(id));
-    own.forEach((id) => wanted.delete(id));
-    if (!own.length) return null;
-    return own.length === runs.length ? text : `${text} --only ${own.join(",")}`;
-  }).filter(Boolean).join("\n");
+  return data.head.commands
+    .map(({text, runs}) => {
+      const own = runs.filter((id) => wanted.has(id));
+      own.forEach((id) => wanted.delete(id));
+      if (!own.length) return null;
+      return own.length === runs.length ? text : `${text} --only ${own.join(",")}`;
+    })
+    .filter(Boolean)
+    .join("\n");
 };
 
 const copy = async (button, text) => {
   try {
     await navigator.clipboard.writeText(text);
-  } catch {  // a page of a file may not: by way of a field
+  } catch {
+    // a page of a file may not: by way of a field
     const field = el("textarea", {class: "hidden"}, text);
     document.body.append(field);
     field.select();
@@ -48,17 +52,26 @@ const copy = async (button, text) => {
   button.dataset.copied = text;
   const before = (button.dataset.title ??= button.textContent);
   button.textContent = "Copied";
-  setTimeout(() => { button.textContent = before; }, 1200);
+  setTimeout(() => {
+    button.textContent = before;
+  }, 1200);
 };
 $("copy-command").addEventListener("click", (event) => copy(event.currentTarget, commandOf()));
 $("copy-link").addEventListener("click", (event) => copy(event.currentTarget, location.href));
 $("clear").addEventListener("click", () => select([]));
 $("unpin").addEventListener("click", () => pin(null));
 $("filter").addEventListener("input", (event) => change({filter: event.target.value}));
-addEventListener("keydown", (event) => { if (event.key === "Escape") select([]); });
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && event.target !== $("filter")) select([]);
+});
 
 let width = innerWidth;
-addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; repaint("size"); } });
+addEventListener("resize", () => {
+  if (innerWidth !== width) {
+    width = innerWidth;
+    repaint("size");
+  }
+});
 addEventListener("hashchange", () => {
   const [before, view] = [state.base, readHash()];
   state = view;

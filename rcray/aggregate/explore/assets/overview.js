@@ -34,15 +34,24 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
       const reach = based && Number.isFinite(half) ? half : 0;
       return [value - reach, value + reach];
     });
-    const ways = based ? [] : shown.filter(([group]) => state.selected.has(group.key)).flatMap(([group]) => wayOf(group, columns).map((point) => point[axis === "x" ? 1 : 2]));
-    return padded(extent([...ends, ...ways, ...(zero || based ? [0] : [])].map((value) => value * scale[axis === "x" ? 0 : 1])), 0.08);
+    const ways = based
+      ? []
+      : shown
+          .filter(([group]) => state.selected.has(group.key))
+          .flatMap(([group]) => wayOf(group, columns).map((point) => point[axis === "x" ? 1 : 2]));
+    return padded(
+      extent([...ends, ...ways, ...(zero || based ? [0] : [])].map((value) => value * scale[axis === "x" ? 0 : 1])),
+      0.08,
+    );
   };
   const names = titles.map((title) => (based ? `${title}, minus the pinned` : title));
   const plot = frame(card, {x: fits("x"), y: fits("y"), xTitle: names[0], yTitle: names[1], height: 292});
   const {layer, X, Y} = plot;
-  if (zero || based) layer.append(
-    draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}),
-    draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}));
+  if (zero || based)
+    layer.append(
+      draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}),
+      draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}),
+    );
   if (corners && !based) cornersOf(plot, corners);
   const marks = [];
   for (const [group, place] of places) {
@@ -51,56 +60,100 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
     const dim = !isShown(group.key);
     if (state.selected.has(group.key) && !based) {
       const way = wayOf(group, columns);
-      layer.append(draw("path", {class: `way ${group.colour}`, d: lineOf(way.map((p) => X(p[1])), way.map((p) => Y(p[2] * scale[1])))}));
+      layer.append(
+        draw("path", {
+          class: `way ${group.colour}`,
+          d: lineOf(
+            way.map((p) => X(p[1])),
+            way.map((p) => Y(p[2] * scale[1])),
+          ),
+        }),
+      );
       const here = way.filter((point) => point[0] <= (state.step ?? Infinity)).pop();
-      if (here && state.step) layer.append(draw("circle", {class: `here ${group.colour}`, cx: X(here[1]), cy: Y(here[2] * scale[1]), r: 3.5}));
+      if (here && state.step)
+        layer.append(
+          draw("circle", {class: `here ${group.colour}`, cx: X(here[1]), cy: Y(here[2] * scale[1]), r: 3.5}),
+        );
     }
     if (!own && !dim && (based || state.selected.has(group.key))) {
-      for (const [axis, half] of [["x", place.x.half], ["y", place.y.half * scale[1]]]) {
+      for (const [axis, half] of [
+        ["x", place.x.half],
+        ["y", place.y.half * scale[1]],
+      ]) {
         if (!Number.isFinite(half)) continue;
-        const ends = axis === "x" ? {x1: X(x - half), x2: X(x + half), y1: Y(y), y2: Y(y)} : {x1: X(x), x2: X(x), y1: Y(y - half), y2: Y(y + half)};
+        const ends =
+          axis === "x"
+            ? {x1: X(x - half), x2: X(x + half), y1: Y(y), y2: Y(y)}
+            : {x1: X(x), x2: X(x), y1: Y(y - half), y2: Y(y + half)};
         layer.append(draw("line", {class: `whisker ${group.colour}`, ...ends}));
       }
     }
-    const mark = markOf(group, X(x), Y(y), 5.5, `${dim ? "dim" : ""} ${place.passing ? "passing" : ""} ${own ? "own" : ""}`);
+    const mark = markOf(
+      group,
+      X(x),
+      Y(y),
+      5.5,
+      `${dim ? "dim" : ""} ${place.passing ? "passing" : ""} ${own ? "own" : ""}`,
+    );
     mark.addEventListener("pointermove", (event) => {
       hover(group.key);
       const said = keys.map((key, i) => indices[i] >= 0 && sentence(group, indices[i])).filter(Boolean);
       tip.show(event, group.label, ...(place.passing ? ["on the way: newest probe"] : said));
     });
-    mark.addEventListener("pointerleave", () => { hover(null); tip.hide(); });
+    mark.addEventListener("pointerleave", () => {
+      hover(null);
+      tip.hide();
+    });
     marks.push([mark, X(x), Y(y), group.key, dim]);
   }
   marks.sort((a, b) => b[4] - a[4]).forEach(([mark]) => layer.append(mark));
-  brushed(plot, marks);
+  brushed(card, plot, marks);
 };
 
 const sentence = (group, index) => {
   const [number, found] = [data.head.numbers[index], numberOf(group, index)];
   if (found.word !== undefined) return `${number.title}: ${found.word}`;
-  const half = Number.isFinite(found.half) ? ` (95%: ${shown(number, found.value - found.half)} to ${shown(number, found.value + found.half)})` : "";
+  const half = Number.isFinite(found.half)
+    ? ` (95%: ${shown(number, found.value - found.half)} to ${shown(number, found.value + found.half)})`
+    : "";
   return `${number.title} ${shown(number, found.value, number.sign || found.difference)}${number.unit ? ` ${number.unit}` : ""}${half}`;
 };
 
 const cornersOf = ({layer, left, top, inner, tall}, corners) => {
-  const places = [[left + 6, top + 12, "start"], [left + inner - 6, top + 12, "end"], [left + 6, top + tall - 6, "start"], [left + inner - 6, top + tall - 6, "end"]];
-  corners.forEach((text, i) => layer.append(draw("text", {class: "corner", x: places[i][0], y: places[i][1], "text-anchor": places[i][2]}, text)));
+  const places = [
+    [left + 6, top + 12, "start"],
+    [left + inner - 6, top + 12, "end"],
+    [left + 6, top + tall - 6, "start"],
+    [left + inner - 6, top + tall - 6, "end"],
+  ];
+  corners.forEach((text, i) =>
+    layer.append(draw("text", {class: "corner", x: places[i][0], y: places[i][1], "text-anchor": places[i][2]}, text)),
+  );
 };
 
 // A press on a mark selects it or lets it go; a drag selects what lies in the rectangle, with shift in addition.
-const brushed = (plot, marks) => {
+const brushed = (card, plot, marks) => {
   let box = null;
-  dragging(plot.svg, {
+  dragging(card, {
     move: ([x0, y0], [x1, y1]) => {
       if (!box && Math.hypot(x1 - x0, y1 - y0) < 4) return;
       if (!box) plot.svg.append((box = draw("rect", {class: "brush"})));
-      for (const [name, value] of Object.entries({x: Math.min(x0, x1), y: Math.min(y0, y1), width: Math.abs(x1 - x0), height: Math.abs(y1 - y0)})) box.setAttribute(name, value);
+      for (const [name, value] of Object.entries({
+        x: Math.min(x0, x1),
+        y: Math.min(y0, y1),
+        width: Math.abs(x1 - x0),
+        height: Math.abs(y1 - y0),
+      }))
+        box.setAttribute(name, value);
     },
     end: ([x0, y0], [x1, y1], event) => {
       if (box) {
         box.remove();
         box = null;
-        const inside = marks.filter(([, x, y]) => x >= Math.min(x0, x1) && x <= Math.max(x0, x1) && y >= Math.min(y0, y1) && y <= Math.max(y0, y1));
+        const inside = marks.filter(
+          ([, x, y]) =>
+            x >= Math.min(x0, x1) && x <= Math.max(x0, x1) && y >= Math.min(y0, y1) && y <= Math.max(y0, y1),
+        );
         const keys = inside.map(([, , , key]) => key);
         if (keys.length) select(event.shiftKey ? [...state.selected, ...keys] : keys);
         return;
@@ -114,18 +167,25 @@ const brushed = (plot, marks) => {
 const paintOverview = () => {
   const unit = data.head.unit;
   scatter("plane", {
-    keys: ["preference/drift_w", "preference/drift_l"], columns: ["probe_z_w", "probe_z_l"], zero: true,
+    keys: ["preference/drift_w", "preference/drift_l"],
+    columns: ["probe_z_w", "probe_z_l"],
+    zero: true,
     titles: [`Δz_w, held-out (${unit})`, `Δz_l, held-out (${unit})`],
     corners: ["reversed", "i: both rise", "ii: both fall", "iii: winner kept, loser down"],
   });
   scatter("frontier", {
-    keys: ["dynamics/root_kl", "preference/accuracy"], columns: ["root_kl", "probe_accuracy"], percent: true,
+    keys: ["dynamics/root_kl", "preference/accuracy"],
+    columns: ["root_kl", "probe_accuracy"],
+    percent: true,
     titles: ["√KL to the start model, per token", "accuracy, held-out (%)"],
   });
   const kinds = [...new Set([...data.groups.values()].map((group) => group.kind))];
   $("legend").replaceChildren(
     ...data.colours.map((name, i) => el("span", {class: "key"}, el("span", {class: `swatch c${i % 12}`}), name)),
-    ...kinds.map((kind) => el("span", {class: "key"}, glyph({kind, colour: "ink", key: ""}), kind === "none" ? "no calibration" : kind)),
-    el("span", {class: "key"}, "thin line: the way of a selected cell, on the probe set"));
+    ...kinds.map((kind) =>
+      el("span", {class: "key"}, glyph({kind, colour: "ink", key: ""}), kind === "none" ? "no calibration" : kind),
+    ),
+    el("span", {class: "key"}, "of selected cells: thin line, the way on the probe set; cross, the 95% interval"),
+  );
 };
 onPaint(["data", "selected", "base", "filter", "zoom", "step", "differences", "size"], paintOverview);

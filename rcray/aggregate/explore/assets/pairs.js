@@ -8,9 +8,10 @@ const loadPairs = async () => {
   if (!id) return;
   const found = await source.details(id);
   if (focus() !== id) return;
-  shownPairs = {run: id, found};
+  const same = shownPairs.run === id && shownPairs.found?.runs === found.runs && shownPairs.base === state.base;
+  shownPairs = {run: id, found, base: state.base};
   if (state.base && data.groups.has(state.base)) await loadBase(id);
-  repaint("pairs");
+  if (!same) repaint("pairs");
 };
 
 // The pinned setting's run with the same seed, to hold the same pairs against.
@@ -36,13 +37,31 @@ const paintPairs = () => {
   if (!found) return;
   paintCloud(found, detail);
   const worst = detail.displaced ?? [];
-  $("worst-list").replaceChildren(...worst.map(([number, ...logps]) => {
-    const text = found.texts[number];
-    const [w, l] = changesOf(logps);
-    return el("li", {}, el("button", {type: "button", "data-pair": text.row, "aria-pressed": String(text.row === chosenPair(found))},
-      el("span", {class: "drift"}, fixed(w, 2, true)), el("span", {class: "drift soft"}, fixed(l, 2, true)), el("span", {class: "prompt"}, text.prompt)));
-  }));
-  if (!worst.length) $("worst-list").replaceChildren(el("li", {class: "soft"}, detail.problem ?? (data.runs[id].state === "ok" ? "Its evaluation kept no tokens." : "Not evaluated yet.")));
+  $("worst-list").replaceChildren(
+    ...worst.map(([number, ...logps]) => {
+      const text = found.texts[number];
+      const [w, l] = changesOf(logps);
+      return el(
+        "li",
+        {},
+        el(
+          "button",
+          {type: "button", "data-pair": text.row, "aria-pressed": String(text.row === chosenPair(found))},
+          el("span", {class: "drift"}, fixed(w, 2, true)),
+          el("span", {class: "drift soft"}, fixed(l, 2, true)),
+          el("span", {class: "prompt"}, text.prompt),
+        ),
+      );
+    }),
+  );
+  if (!worst.length)
+    $("worst-list").replaceChildren(
+      el(
+        "li",
+        {class: "soft"},
+        detail.problem ?? (data.runs[id].state === "ok" ? "Its evaluation kept no tokens." : "Not evaluated yet."),
+      ),
+    );
   paintPair(found);
   paintSamples(detail.samples ?? []);
 };
@@ -61,17 +80,39 @@ const paintCloud = (found, detail) => {
   const names = found.names[detail.pairs[0]];
   driftIn(found, names[0]);
   const [w, l] = detail.pairs.drifts;
-  const plot = frame("cloud", {x: padded(extent([...w, 0])), y: padded(extent([...l, 0])), xTitle: `Δz_w of a pair (${data.head.unit})`, yTitle: "Δz_l", height: 270});
+  const plot = frame("cloud", {
+    x: padded(extent([...w, 0])),
+    y: padded(extent([...l, 0])),
+    xTitle: `Δz_w of a pair (${data.head.unit})`,
+    yTitle: "Δz_l",
+    height: 270,
+  });
   const {layer, X, Y} = plot;
-  layer.append(draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}), draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}));
+  layer.append(
+    draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}),
+    draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}),
+  );
   const texts = new Map((detail.displaced ?? []).map(([number]) => [found.texts[number].row, found.texts[number]]));
   const colour = groupOfRun(focus())?.colour ?? "";
   const chosen = chosenPair(found);
   names.forEach((name, i) => {
     if (!Number.isFinite(w[i]) || !Number.isFinite(l[i])) return;
     const kept = texts.get(name);
-    const point = draw("circle", {class: `pair ${colour} ${kept ? "kept" : ""} ${name === chosen ? "chosen" : ""}`, cx: X(w[i]).toFixed(1), cy: Y(l[i]).toFixed(1), r: name === chosen ? 6 : kept ? 4 : 2.5, "data-point": name});
-    point.addEventListener("pointermove", (event) => tip.show(event, name, `Δz_w ${fixed(w[i], 2, true)}, Δz_l ${fixed(l[i], 2, true)}`, kept ? kept.prompt : "text is kept of the most displaced only"));
+    const point = draw("circle", {
+      class: `pair ${colour} ${kept ? "kept" : ""} ${name === chosen ? "chosen" : ""}`,
+      cx: X(w[i]).toFixed(1),
+      cy: Y(l[i]).toFixed(1),
+      r: name === chosen ? 6 : kept ? 4 : 2.5,
+      "data-point": name,
+    });
+    point.addEventListener("pointermove", (event) =>
+      tip.show(
+        event,
+        name,
+        `Δz_w ${fixed(w[i], 2, true)}, Δz_l ${fixed(l[i], 2, true)}`,
+        kept ? kept.prompt : "text is kept of the most displaced only",
+      ),
+    );
     point.addEventListener("pointerleave", tip.hide);
     point.addEventListener("click", () => change({pair: name}));
     layer.append(point);
@@ -79,12 +120,25 @@ const paintCloud = (found, detail) => {
 };
 
 // A token's colour: what its log-probability gained (blue) or lost (orange), at most two nats deep.
-const tokensOf = (tokens, start, trained) => el("p", {class: "tokens"}, tokens.map((token, i) => {
-  const moved = trained[i] - start[i];
-  const depth = Math.round(Math.min(1, Math.abs(moved) / 2) * 10);
-  return el("span", {class: `token ${moved < 0 ? "lost" : "won"}-${depth}`, "data-change": moved.toFixed(4), tabindex: 0,
-    title: `${fixed(start[i], 2)} → ${fixed(trained[i], 2)} nats (${fixed(moved, 2, true)})`}, token.replaceAll("\n", "⏎\n"));
-}));
+const tokensOf = (tokens, start, trained) =>
+  el(
+    "p",
+    {class: "tokens"},
+    tokens.map((token, i) => {
+      const moved = trained[i] - start[i];
+      const depth = Math.round(Math.min(1, Math.abs(moved) / 2) * 10);
+      return el(
+        "span",
+        {
+          class: `token ${moved < 0 ? "lost" : "won"}-${depth}`,
+          "data-change": moved.toFixed(4),
+          tabindex: 0,
+          title: `${fixed(start[i], 2)} → ${fixed(trained[i], 2)} nats (${fixed(moved, 2, true)})`,
+        },
+        token.replaceAll("\n", "⏎\n"),
+      );
+    }),
+  );
 
 const paintPair = (found) => {
   const name = chosenPair(found);
@@ -95,28 +149,99 @@ const paintPair = (found) => {
   const drift = driftIn(found, name);
   const other = state.base && driftIn(basePairs, name);
   const facts = drift ? [`Δz_w ${fixed(drift[0], 2, true)}, Δz_l ${fixed(drift[1], 2, true)} ${data.head.unit}`] : [];
-  if (other && drift) facts.push(`the pinned cell: ${fixed(other[0], 2, true)}, ${fixed(other[1], 2, true)} (difference ${fixed(drift[0] - other[0], 2, true)}, ${fixed(drift[1] - other[1], 2, true)})`);
-  const head = el("div", {class: "card-head"}, el("h3", {}, name), el("p", {class: "soft", id: "pair-facts"}, symbols(facts.join("; "))));
-  if (!entry) return box.replaceChildren(head, el("p", {class: "soft"}, "Text and tokens are kept of the most displaced pairs only (evaluation.displaced)."));
+  if (other && drift)
+    facts.push(
+      `the pinned cell: ${fixed(other[0], 2, true)}, ${fixed(other[1], 2, true)} (difference ${fixed(drift[0] - other[0], 2, true)}, ${fixed(drift[1] - other[1], 2, true)})`,
+    );
+  const head = el(
+    "div",
+    {class: "card-head"},
+    el("h3", {}, name),
+    el("p", {class: "soft", id: "pair-facts"}, symbols(facts.join("; "))),
+  );
+  if (!entry)
+    return box.replaceChildren(
+      head,
+      el("p", {class: "soft"}, "Text and tokens are kept of the most displaced pairs only (evaluation.displaced)."),
+    );
   const text = found.texts[entry[0]];
   const logps = entry.slice(1).map(unpack);
   const [w, l] = changesOf(entry.slice(1));
-  box.replaceChildren(head,
-    el("div", {class: "answers"},
+  box.replaceChildren(
+    head,
+    el(
+      "div",
+      {class: "answers"},
       el("div", {}, el("h4", {}, "Prompt"), el("p", {class: "text"}, text.prompt)),
-      el("div", {id: "chosen-tokens"}, el("h4", {}, `Chosen: ${fixed(w, 2, true)} nats over ${text.chosen.length} tokens`), tokensOf(text.chosen, logps[0], logps[1])),
-      el("div", {id: "rejected-tokens"}, el("h4", {}, `Rejected: ${fixed(l, 2, true)} nats over ${text.rejected.length} tokens`), tokensOf(text.rejected, logps[2], logps[3]))),
-    el("p", {class: "soft scale"}, "log-probability of a token: ", [10, 6, 3].map((n) => el("span", {class: `token lost-${n}`}, fixed(-n / 5, 1))), [3, 6, 10].map((n) => el("span", {class: `token won-${n}`}, fixed(n / 5, 1, true))), " nats or more"));
+      el(
+        "div",
+        {id: "chosen-tokens"},
+        el("h4", {}, `Chosen: ${fixed(w, 2, true)} nats over ${text.chosen.length} tokens`),
+        tokensOf(text.chosen, logps[0], logps[1]),
+      ),
+      el(
+        "div",
+        {id: "rejected-tokens"},
+        el("h4", {}, `Rejected: ${fixed(l, 2, true)} nats over ${text.rejected.length} tokens`),
+        tokensOf(text.rejected, logps[2], logps[3]),
+      ),
+    ),
+    el(
+      "p",
+      {class: "soft scale"},
+      "log-probability of a token: ",
+      [10, 6, 3].map((n) => el("span", {class: `token lost-${n}`}, fixed(-n / 5, 1))),
+      [3, 6, 10].map((n) => el("span", {class: `token won-${n}`}, fixed(n / 5, 1, true))),
+      " nats or more",
+    ),
+  );
 };
 
 const paintSamples = (samples) => {
   $("samples").hidden = !samples.length;
-  const answer = (said) => el("td", {}, said.flags.map((flag) => chipOf("degenerate", flag)), el("span", {class: "text"}, said.text || "–"), said.ended ? null : " …", el("span", {class: "unit soft"}, `${said.tokens} tokens`));
-  $("samples-list").replaceChildren(...samples.map((sample) => el("article", {class: "card sample"},
-    el("p", {}, el("strong", {}, "Prompt "), el("span", {class: "text"}, sample.prompt)),
-    el("p", {}, el("strong", {}, "Chosen "), el("span", {class: "text"}, sample.chosen)),
-    el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, ["", "Before training", "After training"].map((title) => el("th", {}, title)))),
-      el("tbody", {}, ["greedy", "drawn"].map((way, i) => el("tr", {}, el("th", {scope: "row"}, way), answer(sample.start[i]), answer(sample.trained[i])))))))));
+  const answer = (said) =>
+    el(
+      "td",
+      {},
+      said.flags.map((flag) => chipOf("degenerate", flag)),
+      el("span", {class: "text"}, said.text || "–"),
+      said.ended ? null : " …",
+      el("span", {class: "unit soft"}, `${said.tokens} tokens`),
+    );
+  $("samples-list").replaceChildren(
+    ...samples.map((sample) =>
+      el(
+        "article",
+        {class: "card sample"},
+        el("p", {}, el("strong", {}, "Prompt "), el("span", {class: "text"}, sample.prompt)),
+        el("p", {}, el("strong", {}, "Chosen "), el("span", {class: "text"}, sample.chosen)),
+        el(
+          "div",
+          {class: "scroll"},
+          el(
+            "table",
+            {},
+            el(
+              "thead",
+              {},
+              el(
+                "tr",
+                {},
+                ["", "Before training", "After training"].map((title) => el("th", {}, title)),
+              ),
+            ),
+            el(
+              "tbody",
+              {},
+              ["greedy", "drawn"].map((way, i) =>
+                el("tr", {}, el("th", {scope: "row"}, way), answer(sample.start[i]), answer(sample.trained[i])),
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
 };
 
 $("worst-list").addEventListener("click", (event) => {

@@ -2,7 +2,7 @@
 
 const data = {head: null, runs: {}, groups: new Map(), version: 0};
 const LIVE = document.body.dataset.live === "yes";
-const POLL = 1500;  // milliseconds
+const POLL = 1500; // milliseconds
 
 const ask = async (path) => {
   const answer = await fetch(path, {cache: "no-store"});
@@ -35,7 +35,10 @@ const embedded = () => {
         const [first, second] = [Math.min(i, j), Math.max(i, j)];
         const row = first * count - (first * (first + 1)) / 2 + (second - first - 1);
         of[key] = metrics.map((_, m) => {
-          const [value, half, paired] = numbers.subarray(3 * (row * metrics.length + m), 3 * (row * metrics.length + m) + 3);
+          const [value, half, paired] = numbers.subarray(
+            3 * (row * metrics.length + m),
+            3 * (row * metrics.length + m) + 3,
+          );
           return [j < i ? value : -value, half, paired];
         });
       }
@@ -47,7 +50,7 @@ const embedded = () => {
 const served = () => {
   const at = (what) => remember(async (key) => ask(`${what}/${encodeURIComponent(key.split(" ")[0])}`));
   const [details, records, differences] = [at("details"), at("records"), at("differences")];
-  const now = (run) => `${run} ${data.runs[run]?.step} ${data.runs[run]?.state}`;  // what it was then is not what it is
+  const now = (run) => `${run} ${data.runs[run]?.step} ${data.runs[run]?.state}`; // what it was then is not what it is
   return {
     load: () => ask(`state?after=${data.version}`),
     details: async (run) => {
@@ -69,7 +72,9 @@ const take = (said) => {
   const known = new Set(said.head.groups.flatMap((group) => group.runs));
   for (const run of Object.keys(data.runs)) if (!known.has(run)) delete data.runs[run];
   const colours = [...new Set(said.head.groups.map((group) => group.objective))];
-  data.groups = new Map(said.head.groups.map((group) => [group.key, {...group, colour: `c${colours.indexOf(group.objective) % 12}`}]));
+  data.groups = new Map(
+    said.head.groups.map((group) => [group.key, {...group, colour: `c${colours.indexOf(group.objective) % 12}`}]),
+  );
   data.colours = colours;
   data.means = new Map();
   return !same;
@@ -112,7 +117,9 @@ const meanOf = (group, column) => {
       curve.x.forEach((x, i) => {
         if (!Number.isFinite(curve.y[i])) return;
         const sum = sums.get(x) ?? [0, 0, 0];
-        sum[0] += 1; sum[1] += curve.y[i]; sum[2] += curve.y[i] ** 2;
+        sum[0] += 1;
+        sum[1] += curve.y[i];
+        sum[2] += curve.y[i] ** 2;
         sums.set(x, sum);
       });
     }
@@ -127,12 +134,14 @@ const meanOf = (group, column) => {
   return data.means.get(key);
 };
 
-const at = (curve, step) => {  // the last point up to a step
+const at = (curve, step) => {
+  // the last point up to a step
   if (!curve?.x.length) return -1;
   let [low, high] = [0, curve.x.length - 1];
   while (low < high) {
     const middle = (low + high + 1) >> 1;
-    if (curve.x[middle] <= step) low = middle; else high = middle - 1;
+    if (curve.x[middle] <= step) low = middle;
+    else high = middle - 1;
   }
   return low;
 };

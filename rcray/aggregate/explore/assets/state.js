@@ -1,17 +1,17 @@
 // What is looked at: one object, kept in the address bar, so that a link is a view.
 
 const fresh = () => ({
-  selected: new Set(),  // keys of settings; none: all of them
-  base: null,  // the pinned setting
-  step: null,  // null: the last one
+  selected: new Set(), // keys of settings; none: all of them
+  base: null, // the pinned setting
+  step: null, // null: the last one
   curve: null,
   seeds: false,
   filter: "",
-  sort: null,  // [column, 1 or -1]
-  run: null,  // whose band, moves and pairs are shown
+  sort: null, // [column, 1 or -1]
+  run: null, // whose band, moves and pairs are shown
   pair: null,
   zoom: false,
-  brushes: {},  // axis: [low, high] of its height
+  brushes: {}, // axis: [low, high] of its height
 });
 let state = fresh();
 
@@ -39,12 +39,17 @@ const hashOf = (view) => {
   for (const name of ["base", "curve", "step", "run", "pair", "filter"]) if (view[name]) said.set(name, view[name]);
   for (const name of ["seeds", "zoom"]) if (view[name]) said.set(name, "");
   if (view.sort) said.set("sort", (view.sort[1] < 0 ? "-" : "") + view.sort[0]);
-  for (const [path, [low, high]] of Object.entries(view.brushes)) said.append("axis", `${low.toFixed(3)}:${high.toFixed(3)}:${path}`);
-  const text = said.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replace(/=(?=&|$)/g, "");
+  for (const [path, [low, high]] of Object.entries(view.brushes))
+    said.append("axis", `${low.toFixed(3)}:${high.toFixed(3)}:${path}`);
+  const text = said
+    .toString()
+    .replaceAll("%2C", ",")
+    .replaceAll("%3A", ":")
+    .replace(/=(?=&|$)/g, "");
   return text ? `#${text}` : "";
 };
 
-const painters = [];  // [what it depends on, what it draws]
+const painters = []; // [what it depends on, what it draws]
 let pending = null;
 const WHOLE = ["data", ...Object.keys(fresh())];
 

@@ -1,17 +1,24 @@
 // Over the steps: a curve of every chosen setting, and at one step the band and the move of one run.
 
 const chosenGroups = () => visible().filter((group) => isShown(group.key));
-const runsToShow = () => chosenGroups().flatMap((group) => group.runs).filter((id) => data.runs[id]);
+const runsToShow = () =>
+  chosenGroups()
+    .flatMap((group) => group.runs)
+    .filter((id) => data.runs[id]);
 const focus = () => {
   if (state.run && data.runs[state.run]) return state.run;
   const ids = runsToShow();
   return ids.find((id) => data.runs[id].curves?.x) ?? ids[0] ?? null;
 };
 const groupOfRun = (id) => [...data.groups.values()].find((group) => group.runs.includes(id));
-const lastStep = () => Math.max(1, ...chosenGroups().flatMap((group) => group.runs.map((id) => data.runs[id]?.total ?? data.runs[id]?.step ?? 1)));
+const lastStep = () =>
+  Math.max(
+    1,
+    ...chosenGroups().flatMap((group) => group.runs.map((id) => data.runs[id]?.total ?? data.runs[id]?.step ?? 1)),
+  );
 const stepNow = () => Math.min(state.step ?? Infinity, lastStep());
 
-let finer = {run: null, key: "", curves: null};  // of the run in focus, every point that was recorded
+let finer = {run: null, key: "", curves: null}; // of the run in focus, every point that was recorded
 const refine = async () => {
   const id = focus();
   const run = data.runs[id];
@@ -19,26 +26,42 @@ const refine = async () => {
   if (!LIVE || !run || !(run.curves?.width > 1) || finer.key === key) return;
   finer = {run: id, key, curves: finer.run === id ? finer.curves : null};
   const curves = await source.records(id);
-  if (finer.key === key && curves?.x) { finer.curves = curves; repaint("finer"); }
+  if (finer.key === key && curves?.x) {
+    finer.curves = curves;
+    repaint("finer");
+  }
 };
 const focusCurve = (column) => {
   const id = focus();
   return id && curveOf(data.runs[id], column, finer.run === id ? finer.curves : null);
 };
 
-const cursor = (plot, step) => plot.layer.append(draw("line", {class: "cursor", x1: plot.X(step), x2: plot.X(step), y1: plot.top, y2: plot.top + plot.tall}));
-const scrub = (plot) => {
+const cursor = (plot, step) =>
+  plot.layer.append(
+    draw("line", {class: "cursor", x1: plot.X(step), x2: plot.X(step), y1: plot.top, y2: plot.top + plot.tall}),
+  );
+const scrub = (card, plot) => {
   const go = (_, [x]) => change({step: Math.max(1, Math.min(lastStep(), Math.round(plot.unX(x))))});
-  dragging(plot.svg, {start: (from) => go(null, from), move: go, end: go});
+  dragging(card, {start: (from) => go(null, from), move: go, end: go});
 };
 
 const paintCurves = () => {
   const choice = data.head.choices.find((each) => each.key === state.curve) ?? data.head.choices[0];
-  $("curve").replaceChildren(...data.head.choices.map((each) => el("option", {value: each.key, selected: each === choice}, each.title)));
+  offer(
+    $("curve"),
+    data.head.choices.map((each) => [each.key, each.title]),
+    choice.key,
+  );
   $("curve-title").replaceChildren(...symbols(choice.title));
   $("curve-title").title = choice.help;
-  const groups = chosenGroups().filter((group) => meanOf(group, choice.key).x.length);
-  if (!groups.length) { $("curve-said").textContent = ""; return nothing("curves", "No step was recorded yet."); }
+  const base = data.groups.get(state.base);
+  const groups = [...new Set([...chosenGroups(), ...(base ? [base] : [])])].filter(
+    (group) => meanOf(group, choice.key).x.length,
+  );
+  if (!groups.length) {
+    $("curve-said").textContent = "";
+    return nothing("curves", "No step was recorded yet.");
+  }
   const few = groups.length <= 12;
   const values = groups.flatMap((group) => {
     const {y, spread} = meanOf(group, choice.key);
@@ -49,14 +72,39 @@ const paintCurves = () => {
   for (const group of groups) {
     const {x, y, spread, seeds} = meanOf(group, choice.key);
     const xs = x.map(X);
-    if (few && seeds > 1) layer.append(draw("path", {class: `spread ${group.colour}`, d: areaOf(xs, y.map((value, i) => Y(value - spread[i])), y.map((value, i) => Y(value + spread[i])))}));
+    if (few && seeds > 1)
+      layer.append(
+        draw("path", {
+          class: `spread ${group.colour}`,
+          d: areaOf(
+            xs,
+            y.map((value, i) => Y(value - spread[i])),
+            y.map((value, i) => Y(value + spread[i])),
+          ),
+        }),
+      );
     if (state.seeds) {
       for (const id of group.runs) {
         const curve = data.runs[id] && curveOf(data.runs[id], choice.key);
-        if (curve?.x.length) layer.append(draw("path", {class: `trace ${group.colour}`, "data-trace": id, d: lineOf(Array.from(curve.x, X), Array.from(curve.y, Y))}));
+        if (curve?.x.length)
+          layer.append(
+            draw("path", {
+              class: `trace ${group.colour}`,
+              "data-trace": id,
+              d: lineOf(Array.from(curve.x, X), Array.from(curve.y, Y)),
+            }),
+          );
       }
     }
-    layer.append(draw("path", {class: `curve ${group.colour}`, "data-key": group.key, "stroke-dasharray": dashOf(group), d: lineOf(xs, y.map(Y))}));
+    layer.append(
+      draw("path", {
+        class: `curve ${group.colour}`,
+        "data-key": group.key,
+        "data-last": x[x.length - 1],
+        "stroke-dasharray": dashOf(group),
+        d: lineOf(xs, y.map(Y)),
+      }),
+    );
   }
   cursor(plot, stepNow());
   const said = groups.slice(0, 4).map((group) => {
@@ -64,26 +112,45 @@ const paintCurves = () => {
     const i = at(mean, stepNow());
     return `${group.label}: ${fixed(mean.y[i], 3)}`;
   });
-  $("curve-said").textContent = `Step ${stepNow()}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}${few && data.head.several ? " Band: ± one standard deviation over seeds." : ""}`;
-  scrub(plot);
+  $("curve-said").textContent =
+    `Step ${stepNow()}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}${few && data.head.several ? " Band: ± one standard deviation over seeds." : ""}`;
+  scrub("curves", plot);
 };
 
 const paintBand = () => {
   const id = focus();
   const group = id && groupOfRun(id);
   const [ratio, lower, upper] = ["log_r", "true_band_lower", "true_band_upper"].map(focusCurve);
-  if (!ratio?.x.length) { $("band-said").textContent = ""; return nothing("band", "No step was recorded yet."); }
+  if (!ratio?.x.length) {
+    $("band-said").textContent = "";
+    return nothing("band", "No step was recorded yet.");
+  }
   const [low, high] = ["band_lower", "band_upper"].map(focusCurve);
   const finite = [...ratio.y, ...[...lower.y, ...upper.y].filter((value) => Math.abs(value) < 4)];
   const inner = extent(finite);
   const y = padded([Math.max(inner[0], -6), Math.min(inner[1], 6)], 0.12);
   const plot = frame("band", {x: [0, lastStep()], y, xTitle: "step", yTitle: "log r", height: 250, left: 50});
   const {layer, X, Y} = plot;
-  const held = (value) => Y(Math.max(y[0] - 1, Math.min(y[1] + 1, value)));  // an open edge is beyond the frame
-  if (lower.x.length) layer.append(draw("path", {class: "true-band", d: areaOf(Array.from(lower.x, X), Array.from(lower.y, held), Array.from(upper.y, held))}));
-  for (const edge of [low, high]) layer.append(draw("path", {class: "head-band", d: lineOf(Array.from(edge.x, X), Array.from(edge.y, held))}));
-  if (ratio.low) layer.append(draw("path", {class: `spread ${group.colour}`, d: areaOf(Array.from(ratio.x, X), Array.from(ratio.low, Y), Array.from(ratio.high, Y))}));
-  layer.append(draw("path", {class: `curve ${group.colour}`, d: lineOf(Array.from(ratio.x, X), Array.from(ratio.y, Y))}));
+  const held = (value) => Y(Math.max(y[0] - 1, Math.min(y[1] + 1, value))); // an open edge is beyond the frame
+  if (lower.x.length)
+    layer.append(
+      draw("path", {
+        class: "true-band",
+        d: areaOf(Array.from(lower.x, X), Array.from(lower.y, held), Array.from(upper.y, held)),
+      }),
+    );
+  for (const edge of [low, high])
+    layer.append(draw("path", {class: "head-band", d: lineOf(Array.from(edge.x, X), Array.from(edge.y, held))}));
+  if (ratio.low)
+    layer.append(
+      draw("path", {
+        class: `spread ${group.colour}`,
+        d: areaOf(Array.from(ratio.x, X), Array.from(ratio.low, Y), Array.from(ratio.high, Y)),
+      }),
+    );
+  layer.append(
+    draw("path", {class: `curve ${group.colour}`, d: lineOf(Array.from(ratio.x, X), Array.from(ratio.y, Y))}),
+  );
   const step = stepNow();
   cursor(plot, step);
   const [i, j] = [at(ratio, step), at(lower, step)];
@@ -96,7 +163,7 @@ const paintBand = () => {
     said += `; true band at step ${lower.x[j]}: ${empty ? "empty" : `${edge(lower.y[j])} to ${edge(upper.y[j])}, ${inside ? "inside" : "outside"}`}`;
   }
   $("band-said").textContent = `${said}. Shade: the band of the update; dotted: the band at the head.`;
-  scrub(plot);
+  scrub("band", plot);
 };
 
 const paintMoves = () => {
@@ -106,30 +173,81 @@ const paintMoves = () => {
   const probes = ["probe_z_w", "probe_z_l"].map((column) => run && curveOf(run, column));
   const i = at(probes[0], step);
   const next = probes[0] ? Math.min(i + 1, probes[0].x.length - 1) : -1;
-  const foreseen = all.find(([start, end]) => start <= step && step < end) ?? (all.length && step >= all[all.length - 1][1] ? null : all[0]);
-  if (!all.length && !(next > 0)) { $("moves-said").textContent = ""; return nothing("moves", run ? "No interval between two probes yet." : "No run is chosen."); }
+  const foreseen =
+    all.find(([start, end]) => start <= step && step < end) ??
+    (all.length && step >= all[all.length - 1][1] ? null : all[0]);
+  if (!all.length && !(next > 0)) {
+    $("moves-said").textContent = "";
+    return nothing("moves", run ? "No interval between two probes yet." : "No run is chosen.");
+  }
   const words = Object.keys(data.head.pathways);
-  const came = foreseen ? [foreseen[4], foreseen[5]] : [0, 1].map((side) => probes[side].y[next] - probes[side].y[next - 1]);
-  const ends = [...all.flatMap((each) => [[each[2], each[3]], [each[4], each[5]]]), came, [0, 0]];
+  const came = foreseen
+    ? [foreseen[4], foreseen[5]]
+    : [0, 1].map((side) => probes[side].y[next] - probes[side].y[next - 1]);
+  const ends = [
+    ...all.flatMap((each) => [
+      [each[2], each[3]],
+      [each[4], each[5]],
+    ]),
+    came,
+    [0, 0],
+  ];
   const typical = (axis) => {
-    const sizes = ends.map((end) => Math.abs(end[axis])).filter(Number.isFinite).sort((a, b) => a - b);
-    const reach = Math.max(sizes[Math.floor(0.95 * (sizes.length - 1))], Math.abs(came[axis]), foreseen ? Math.abs(foreseen[2 + axis]) : 0, 1e-6) * 1.15;
+    const sizes = ends
+      .map((end) => Math.abs(end[axis]))
+      .filter(Number.isFinite)
+      .sort((a, b) => a - b);
+    const reach =
+      Math.max(
+        sizes[Math.floor(0.95 * (sizes.length - 1))],
+        Math.abs(came[axis]),
+        foreseen ? Math.abs(foreseen[2 + axis]) : 0,
+        1e-6,
+      ) * 1.15;
     return [-reach, reach];
   };
-  const plot = frame("moves", {x: typical(0), y: typical(1), xTitle: "move of z_w", yTitle: "move of z_l", height: 250});
+  const plot = frame("moves", {
+    x: typical(0),
+    y: typical(1),
+    xTitle: "move of z_w",
+    yTitle: "move of z_l",
+    height: 250,
+  });
   const {layer, X, Y} = plot;
-  layer.append(draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}), draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}));
-  for (const each of all) layer.append(draw("circle", {class: "ghost foreseen", cx: X(each[2]), cy: Y(each[3]), r: 2}), draw("circle", {class: "ghost made", cx: X(each[4]), cy: Y(each[5]), r: 2}));
-  const arrow = (kind, [x, y]) => layer.append(draw("line", {class: `arrow ${kind}`, x1: X(0), y1: Y(0), x2: X(x), y2: Y(y)}), draw("circle", {class: `tip ${kind}`, cx: X(x), cy: Y(y), r: 4.5}));
+  layer.append(
+    draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}),
+    draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}),
+  );
+  for (const each of all)
+    layer.append(
+      draw("circle", {class: "ghost foreseen", cx: X(each[2]), cy: Y(each[3]), r: 2}),
+      draw("circle", {class: "ghost made", cx: X(each[4]), cy: Y(each[5]), r: 2}),
+    );
+  const arrow = (kind, [x, y]) =>
+    layer.append(
+      draw("line", {class: `arrow ${kind}`, x1: X(0), y1: Y(0), x2: X(x), y2: Y(y)}),
+      draw("circle", {class: `tip ${kind}`, cx: X(x), cy: Y(y), r: 4.5}),
+    );
   if (foreseen) arrow("foreseen", [foreseen[2], foreseen[3]]);
   arrow("made", came);
+  const word = (kind) => el("strong", {class: kind}, kind);
   const pair = ([w, l]) => `(${fixed(w, 2, true)}, ${fixed(l, 2, true)})`;
   if (foreseen) {
     const [start, end] = foreseen;
     const [guess, real] = [words[foreseen[6]], words[foreseen[7]]];
-    $("moves-said").textContent = `Steps ${start} to ${end}: foreseen ${pair([foreseen[2], foreseen[3]])}, pathway ${guess}; made ${pair(came)}, pathway ${real}${guess === real ? ": as foreseen" : ""}.`;
+    $("moves-said").replaceChildren(
+      `Steps ${start} to ${end}: `,
+      word("foreseen"),
+      ` ${pair([foreseen[2], foreseen[3]])}, pathway ${guess}; `,
+      word("made"),
+      ` ${pair(came)}, pathway ${real}${guess === real ? ": as foreseen" : ""}.`,
+    );
   } else {
-    $("moves-said").textContent = `Steps ${probes[0].x[next - 1]} to ${probes[0].x[next]}: made ${pair(came)}; nothing was foreseen here.`;
+    $("moves-said").replaceChildren(
+      `Steps ${probes[0].x[next - 1]} to ${probes[0].x[next]}: `,
+      word("made"),
+      ` ${pair(came)}; nothing was foreseen here.`,
+    );
   }
 };
 
@@ -140,20 +258,29 @@ const paintScrubber = () => {
   $("step-said").textContent = `step ${stepNow()} of ${lastStep()}`;
   const id = focus();
   const ids = runsToShow();
-  $("run").replaceChildren(...(ids.includes(id) || !id ? ids : [id, ...ids]).slice(0, 400).map((each) => el("option", {value: each, selected: each === id}, `${groupOfRun(each)?.label ?? ""} · seed ${data.runs[each].seed}`)));
+  const offered = ids.includes(id) || !id ? ids : [id, ...ids];
+  offer(
+    $("run"),
+    offered.map((each) => [each, `${groupOfRun(each)?.label ?? ""} · seed ${data.runs[each].seed}`]),
+    id,
+  );
   $("seeds").checked = state.seeds;
   $("zoom").checked = state.zoom;
 };
 
 const VIEW = ["data", "selected", "filter", "step", "run", "size"];
 onPaint(VIEW, paintScrubber);
-onPaint([...VIEW, "curve", "seeds"], paintCurves);
+onPaint([...VIEW, "curve", "seeds", "base"], paintCurves);
 onPaint([...VIEW, "finer"], paintBand);
 onPaint(VIEW, paintMoves);
 onPaint(["data", "selected", "run"], refine);
 
 let playing = null;
-const stopPlaying = () => { clearInterval(playing); playing = null; $("play").textContent = "▶"; };
+const stopPlaying = () => {
+  clearInterval(playing);
+  playing = null;
+  $("play").textContent = "▶";
+};
 $("play").addEventListener("click", () => {
   if (playing) return stopPlaying();
   $("play").textContent = "❚❚";

@@ -1,7 +1,7 @@
 // The cells: a row for each setting, its seeds below it on demand, numbers as they are or against the pinned one.
 
-const opened = new Set();  // settings whose seeds are listed
-let against = null;  // differences from the pinned setting, once they are there
+const opened = new Set(); // settings whose seeds are listed
+let against = null; // differences from the pinned setting, once they are there
 
 const states = (group) => group.runs.map((id) => data.runs[id]?.state ?? "pending");
 const visible = () => {
@@ -28,15 +28,22 @@ const numberOf = (group, index) => {
 const numberCell = (number, found) => {
   if (found.word !== undefined) return el("td", {class: "right word"}, found.word);
   if (!found.difference) {
-    const spread = found.spread === null ? null : el("span", {class: "soft"}, ` ± ${shown(number, found.spread, false)}`);
+    const spread =
+      found.spread === null ? null : el("span", {class: "soft"}, ` ± ${shown(number, found.spread, false)}`);
     return el("td", {class: "right"}, shown(number, found.value), spread);
   }
   const known = Number.isFinite(found.half);
   const clear = known && Math.abs(found.value) > found.half;
-  const range = known ? `[${shown(number, found.value - found.half, true)}, ${shown(number, found.value + found.half, true)}]` : "one seed: no interval";
+  const range = known
+    ? `[${shown(number, found.value - found.half, true)}, ${shown(number, found.value + found.half, true)}]`
+    : "one seed: no interval";
   const how = found.paired ? "95% interval of the differences item by item" : "95% interval, not paired by item";
-  return el("td", {class: `right ${clear ? (found.value > 0 ? "up" : "down") : "unclear"}`, title: known ? how : range},
-    shown(number, found.value, true), el("span", {class: "range"}, known ? range : "–"));
+  return el(
+    "td",
+    {class: `right ${clear ? (found.value > 0 ? "up" : "down") : "unclear"}`, title: known ? how : range},
+    shown(number, found.value, true),
+    el("span", {class: "range"}, known ? range : "–"),
+  );
 };
 
 const chipOf = (word, text = word) => el("span", {class: `chip ${word}`}, text);
@@ -48,11 +55,19 @@ const statusOf = (group) => {
 
 const columns = () => [
   {key: "cell", title: "Cell", sort: (group) => group.label},
-  ...data.head.fields.map((field, i) => ({key: field.path, title: field.title, field: i, sort: (group) => group.values[i]}))
+  ...data.head.fields
+    .map((field, i) => ({key: field.path, title: field.title, field: i, sort: (group) => group.values[i]}))
     .filter((column) => !["objective", "calibration", "model"].includes(column.key)),
   {key: "status", title: "Status", sort: (group) => states(group).join()},
-  ...data.head.numbers.map((number, i) => ({key: number.key, title: number.title, unit: number.unit, number, index: i, help: number.help,
-    sort: (group) => numberOf(group, i).value ?? null})),
+  ...data.head.numbers.map((number, i) => ({
+    key: number.key,
+    title: number.title,
+    unit: number.unit,
+    number,
+    index: i,
+    help: number.help,
+    sort: (group) => numberOf(group, i).value ?? null,
+  })),
 ];
 
 const sorted = (groups) => {
@@ -61,16 +76,28 @@ const sorted = (groups) => {
   const value = new Map(groups.map((group) => [group, column.sort(group)]));
   return groups.sort((a, b) => {
     const [x, y] = [value.get(a), value.get(b)];
-    if ((x === null) !== (y === null)) return x === null ? 1 : -1;  // what has no number goes last
+    if ((x === null) !== (y === null)) return x === null ? 1 : -1; // what has no number goes last
     const order = typeof x === "string" || typeof y === "string" ? String(x).localeCompare(String(y)) : x - y;
     return order * state.sort[1];
   });
 };
 
-const headOf = (column) => el("th", {
-  class: column.number ? "right" : null, title: column.help ?? null, scope: "col",
-  "aria-sort": state.sort?.[0] === column.key ? (state.sort[1] > 0 ? "ascending" : "descending") : null,
-}, el("button", {type: "button", "data-sort": column.key}, symbols(column.title), column.unit ? el("span", {class: "unit"}, column.unit) : null));
+const headOf = (column) =>
+  el(
+    "th",
+    {
+      class: column.number ? "right" : null,
+      title: column.help ?? null,
+      scope: "col",
+      "aria-sort": state.sort?.[0] === column.key ? (state.sort[1] > 0 ? "ascending" : "descending") : null,
+    },
+    el(
+      "button",
+      {type: "button", "data-sort": column.key},
+      symbols(column.title),
+      column.unit ? el("span", {class: "unit"}, column.unit) : null,
+    ),
+  );
 
 const seedRow = (group, id, list) => {
   const run = data.runs[id];
@@ -78,10 +105,37 @@ const seedRow = (group, id, list) => {
   const steps = `${run.step} of ${run.total ?? "?"} steps`;
   const where = LIVE ? el("code", {}, id) : el("a", {href: `report.html#run-${id}`, class: "mono"}, id);
   const cells = list.map((column) => {
-    if (column.key === "cell") return el("td", {class: "seed"}, el("button", {type: "button", class: "link", "data-run": id, "aria-pressed": state.run === id ? "true" : null, title: "its band, moves and pairs below"}, `seed ${run.seed}`), " ", where);
-    if (column.key === "status") return el("td", {class: "status"}, chipOf(run.state), el("span", {class: "soft small"}, run.doing || (run.interrupted ? `interrupted, ${steps}` : steps)));
+    if (column.key === "cell")
+      return el(
+        "td",
+        {class: "seed"},
+        el(
+          "button",
+          {
+            type: "button",
+            class: "link",
+            "data-run": id,
+            "aria-pressed": state.run === id ? "true" : null,
+            title: "its band, moves and pairs below",
+          },
+          `seed ${run.seed}`,
+        ),
+        " ",
+        where,
+      );
+    if (column.key === "status")
+      return el(
+        "td",
+        {class: "status"},
+        chipOf(run.state),
+        el("span", {class: "soft small"}, run.doing || (run.interrupted ? `interrupted, ${steps}` : steps)),
+      );
     const value = column.number && run.values[column.number.key];
-    return el("td", {class: column.number ? "right soft" : null}, value === undefined || value === null || !column.number ? "" : shown(column.number, value));
+    return el(
+      "td",
+      {class: column.number ? "right soft" : null},
+      value === undefined || value === null || !column.number ? "" : shown(column.number, value),
+    );
   });
   return el("tr", {class: "seed-row", "data-run-row": id}, el("td"), cells, el("td"));
 };
@@ -89,23 +143,82 @@ const seedRow = (group, id, list) => {
 const rowsOf = (group, list) => {
   const pinned = group.key === state.base;
   const many = group.runs.length;
-  const rows = [el("tr", {"data-key": group.key, class: `${state.selected.has(group.key) ? "selected" : ""} ${isShown(group.key) ? "" : "dim"} ${pinned ? "pinned" : ""}`},
-    el("td", {}, el("input", {type: "checkbox", "aria-label": `select ${group.label}`, checked: state.selected.has(group.key)})),
-    list.map((column) => {
-      if (column.key === "cell") return el("td", {class: "name"}, glyph(group), el("span", {}, group.label));
-      if (column.key === "status") {
-        const doing = group.runs.map((id) => data.runs[id]?.doing).find(Boolean);
-        return el("td", {class: "status"}, el("button", {type: "button", class: "link", "data-open": group.key, "aria-expanded": String(opened.has(group.key)), title: "each seed"}, opened.has(group.key) ? "▾" : "▸"), statusOf(group), doing ? el("span", {class: "soft small"}, doing) : null);
-      }
-      if (column.number) return numberCell(column.number, numberOf(group, column.index));
-      return el("td", {}, String(group.values[column.field] ?? "–"));
-    }),
-    el("td", {}, el("button", {type: "button", class: "pin", "data-pin": group.key, title: pinned ? "unpin" : "pin as the baseline", "aria-pressed": String(pinned)}, "⚑")))];
+  const rows = [
+    el(
+      "tr",
+      {
+        "data-key": group.key,
+        class: `${state.selected.has(group.key) ? "selected" : ""} ${isShown(group.key) ? "" : "dim"} ${pinned ? "pinned" : ""}`,
+      },
+      el(
+        "td",
+        {},
+        el("input", {type: "checkbox", "aria-label": `select ${group.label}`, checked: state.selected.has(group.key)}),
+      ),
+      list.map((column) => {
+        if (column.key === "cell") return el("td", {class: "name"}, glyph(group), el("span", {}, group.label));
+        if (column.key === "status") {
+          const doing = group.runs.map((id) => data.runs[id]?.doing).find(Boolean);
+          return el(
+            "td",
+            {class: "status"},
+            el(
+              "button",
+              {
+                type: "button",
+                class: "link",
+                "data-open": group.key,
+                "aria-expanded": String(opened.has(group.key)),
+                title: "each seed",
+              },
+              opened.has(group.key) ? "▾" : "▸",
+            ),
+            statusOf(group),
+            doing ? el("span", {class: "soft small"}, doing) : null,
+          );
+        }
+        if (column.number) return numberCell(column.number, numberOf(group, column.index));
+        return el("td", {}, String(group.values[column.field] ?? "–"));
+      }),
+      el(
+        "td",
+        {},
+        el(
+          "button",
+          {
+            type: "button",
+            class: "pin",
+            "data-pin": group.key,
+            title: pinned ? "unpin" : "pin as the baseline",
+            "aria-pressed": String(pinned),
+          },
+          "⚑",
+        ),
+      ),
+    ),
+  ];
   const span = list.length + 1;
   for (const id of group.runs) {
     const run = data.runs[id];
-    if (run?.error) rows.push(el("tr", {class: "error", "data-error": id}, el("td"), el("td", {colspan: span}, chipOf(run.state), many > 1 ? `seed ${run.seed}: ` : "", el("span", {class: "mono"}, run.error))));
-    if (run?.note) rows.push(el("tr", {class: "note"}, el("td"), el("td", {colspan: span}, many > 1 ? `seed ${run.seed}: ` : "", run.note)));
+    if (run?.error)
+      rows.push(
+        el(
+          "tr",
+          {class: "error", "data-error": id},
+          el("td"),
+          el(
+            "td",
+            {colspan: span},
+            chipOf(run.state),
+            many > 1 ? `seed ${run.seed}: ` : "",
+            el("span", {class: "mono"}, run.error),
+          ),
+        ),
+      );
+    if (run?.note)
+      rows.push(
+        el("tr", {class: "note"}, el("td"), el("td", {colspan: span}, many > 1 ? `seed ${run.seed}: ` : "", run.note)),
+      );
   }
   if (opened.has(group.key)) rows.push(...group.runs.map((id) => seedRow(group, id, list)).filter(Boolean));
   return rows;
@@ -113,14 +226,24 @@ const rowsOf = (group, list) => {
 
 const paintTable = () => {
   const [list, table] = [columns(), $("table")];
-  table.tHead.replaceChildren(el("tr", {}, el("th"), list.map(headOf), el("th", {}, el("span", {class: "hidden"}, "pin"))));
+  table.tHead.replaceChildren(
+    el("tr", {}, el("th"), list.map(headOf), el("th", {}, el("span", {class: "hidden"}, "pin"))),
+  );
   const groups = sorted(visible());
-  const body = el("tbody", {}, groups.map((group) => rowsOf(group, list)));
+  const focused = table.contains(document.activeElement) ? Object.entries(document.activeElement.dataset)[0] : null;
+  const body = el(
+    "tbody",
+    {},
+    groups.map((group) => rowsOf(group, list)),
+  );
   table.tBodies[0]?.remove();
   table.append(body);
+  if (focused) table.querySelector(`[data-${focused[0]}="${CSS.escape(focused[1])}"]`)?.focus({preventScroll: true});
   const runs = Object.keys(data.runs).length;
   const how = data.head.several ? "± standard deviation over seeds" : "± standard error";
-  $("cells-note").textContent = state.base ? "Differences from the pinned cell, with 95% intervals." : `${data.groups.size} settings, ${runs} runs; ${how}.`;
+  $("cells-note").textContent = state.base
+    ? "Differences from the pinned cell, with 95% intervals."
+    : `${data.groups.size} settings, ${runs} runs; ${how}.`;
   if (groups.length < data.groups.size) $("cells-note").textContent += ` ${groups.length} pass the filter.`;
 };
 
@@ -131,7 +254,10 @@ const pin = async (key) => {
   change({base: key});
   if (!key) return;
   const found = await source.differences(key);
-  if (state.base === key) { against = found; repaint("differences"); }
+  if (state.base === key) {
+    against = found;
+    repaint("differences");
+  }
 };
 
 $("table").addEventListener("click", (event) => {
