@@ -72,6 +72,10 @@ INSTEAD = {
         f"rcray evaluate --run rcray-store --benchmark embedded --limit {DOCUMENTS}", "a few documents of each task"
     ),
     "rcray ui": Instead("rcray ui --port {port}", "a free port; it stays open, as in a second terminal"),
+    "rcray watch experiments/quickstart.yaml": Instead(
+        "rcray watch experiments/quickstart.yaml --port {port}", "a free port; it stays open, too"
+    ),
+    "rcray watch --store rcray-store": Instead("rcray watch --store rcray-store --port {port}", "the same"),
     f"rcray report experiments/quickstart.yaml --from-mlflow http://{PORT}": Instead(
         "rcray report experiments/quickstart.yaml --from-mlflow http://{ui}", "the port of the UI above"
     ),
@@ -112,8 +116,8 @@ class Walk:
         if not command:
             return ""
         started = time.monotonic()
-        if printed == "rcray ui":
-            output = self._open_ui(command)
+        if "{port}" in command:
+            output = self._open_server(command)
         else:
             output = self.finish(self._fill(command), self._environment(command))
         self.took[printed] = time.monotonic() - started
@@ -158,7 +162,7 @@ class Walk:
         self.head_environment = {name: head.environment[name] for name in ("HOME", "PATH")}
         return head.dashboard
 
-    def _open_ui(self, command: str) -> str:
+    def _open_server(self, command: str) -> str:
         (port,) = free_ports(1)
         process = subprocess.Popen(
             _arguments(command.format(port=port)), cwd=self.folder, env=self.environment,
@@ -166,12 +170,15 @@ class Walk:
         )  # fmt: skip
         self.stack.callback(_close, process)
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert f"http://127.0.0.1:{port}" in line, line
-        self.places["ui"] = f"127.0.0.1:{port}"
+        lines: list[str] = []
+        while not (lines and f"http://127.0.0.1:{port}" in lines[-1]):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        name, title = ("ui", "MLflow") if " ui " in command else ("watch", "<title>")
+        self.places[name] = f"127.0.0.1:{port}"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=30) as page:
-            assert "MLflow" in page.read().decode()
-        return line
+            assert title in page.read().decode()
+        return "".join(lines)
 
 
 def _assignments(command: str) -> tuple[dict[str, str], str]:
