@@ -125,6 +125,7 @@ def test_the_reference_is_the_generated_one():
 
     for name, make in PAGES.items():
         assert page(name) == make(), "python -m docs.reference"
+    assert re.findall(r"^\| `([\w.]+)` \|.*\|  \|$", page("reference-settings.md"), re.MULTILINE) == [], "no meaning"
 
 
 def test_every_picture_of_the_concepts_is_drawn_by_the_script():
