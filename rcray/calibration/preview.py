@@ -1,5 +1,6 @@
 """What an optimizer will make of a gradient, read off its moments, over the coordinates that are looked at."""
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rcray.calibration.scores import Reduce
 
@@ -127,10 +127,10 @@ class Coordinates:
     """Which entries of the trained parameters a look reads: all, or a share drawn once."""
 
     def __init__(self, parameters: Sequence[Tensor], rank: int, reduce: Reduce | None, most: int = MOST_COORDINATES):
-        sharded = any(isinstance(p, DTensor) for p in parameters)
+        sharded = any(_is_sharded(p) for p in parameters)
         self.reduce = reduce if sharded else None  # whole parameters are the same on every worker
         # Of a sharded model each worker reads its shards; what all of them hold is read by the first.
-        self.mine = [isinstance(p, DTensor) or not sharded or rank == 0 for p in parameters]
+        self.mine = [_is_sharded(p) or not sharded or rank == 0 for p in parameters]
         everything = sum(p.numel() for p in parameters)
         self.share = min(1.0, most / everything)
         self.index: list[Tensor | None] = [None] * len(parameters)
@@ -156,8 +156,15 @@ class Coordinates:
         return whole / self.share
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def _is_sharded(tensor: Tensor) -> bool:
+    """Where nobody imported torch's sharded tensors, which takes a second, there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _local(tensor: Any) -> Tensor:
+    whole: Tensor = tensor.to_local() if _is_sharded(tensor) else tensor
+    return whole
 
 
 def preview_of(

@@ -264,9 +264,14 @@ class RunConfig(Section):
 class Experiment(Section):
     """A file of `experiments/`: shared settings and the cells to make of them."""
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    title: str = ""
-    description: str = ""
+    name: str = Field(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
+        description="where its ledger and report go: STORE/experiments/NAME",
+    )
+    title: str = Field("", description="headline of its report")
+    description: str = Field("", description="for whoever reads the file")
     run: dict[str, Any] = Field(default_factory=dict, description="settings every cell starts from")
     grid: dict[str, list[Any]] = Field(default_factory=dict, description="dotted path: the values to cross")
     cells: list[dict[str, Any]] = Field(
