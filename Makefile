@@ -8,12 +8,12 @@ WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 STORE ?= rcray-store
 
-.PHONY: help quickstart real gpu-check test test-slow test-browser lint campaign bench clean
+.PHONY: help quickstart real gpu-check test test-slow test-browser lint campaign bench docs clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 # One stamp for the environment: re-made when the dependencies change.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py
 	@echo "installing into $(VENV) (a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -51,6 +51,12 @@ campaign: $(VENV)/.installed  ## wrong input by the thousand, every fault, two h
 
 bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
+
+# A venv of its own: the site needs neither torch nor the package.
+docs: pyproject.toml constraints.txt  ## the site, from docs/*.md into site/; a warning is an error
+	@test -x $(VENV)-docs/bin/mkdocs || $(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt 'mkdocs-material>=9.5,<10'
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 clean:  ## remove what the sweeps wrote
 	rm -rf $(STORE)

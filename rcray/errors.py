@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-#: Exit codes of the command line; the README lists them.
+#: Exit codes of the command line; docs/commands.md lists them.
 EXIT_FAILED = 1  # something ran and did not succeed
 EXIT_USAGE = 2  # the input was refused before anything ran
 EXIT_INTERRUPTED = 130  # Ctrl-C; the same command continues

@@ -35,9 +35,11 @@ class JudgeConfig(Section):
     """A judge behind an OpenAI-compatible endpoint. Its key is read from the environment and written nowhere."""
 
     base_url: str = Field("https://api.deepseek.com/v1", description="what stands before /chat/completions")
-    model: str = Field("deepseek-chat", min_length=1)
+    model: str = Field("deepseek-chat", min_length=1, description="the judge, as its endpoint calls it")
     key_env: str | None = Field("DEEPSEEK_API_KEY", description="variable that holds the key; null: no key")
-    mode: Literal["both_orders", "alpaca_eval_2", "published"] = "both_orders"
+    mode: Literal["both_orders", "alpaca_eval_2", "published"] = Field(
+        "both_orders", description="both orders; one in random order; as the paper's authors ran it"
+    )
     vote: Vote | None = Field(None, description="null: as the mode says; text where no log-probabilities are given")
     concurrency: int = Field(8, ge=1, le=256, description="calls at once")
     timeout: float = Field(60.0, gt=0, description="seconds a call may take")
@@ -69,11 +71,11 @@ class JudgeConfig(Section):
 class GenerationConfig(Section):
     """How answers to instructions are written."""
 
-    max_new_tokens: int = Field(1024, ge=1)
+    max_new_tokens: int = Field(1024, ge=1, description="of an answer, at most")
     temperature: float = Field(0.0, ge=0, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int = Field(0, ge=0)
-    batch_size: int = Field(8, ge=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="share of the probability that is drawn from")
+    seed: int = Field(0, ge=0, description="of the draws")
+    batch_size: int = Field(8, ge=1, description="instructions answered at once")
 
 
 class AlpacaEvalConfig(Section):

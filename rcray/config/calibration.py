@@ -22,7 +22,7 @@ class CalibrationConfig(Section):
     `normalised` follows s_w/|s_w| - s_l/|s_l| in every window (Yuan et al. 2024, arXiv:2410.13828), without memory.
     """
 
-    enabled: bool = False
+    enabled: bool = Field(False, description="rebalance the backward pass; everything is recorded either way")
     kind: Literal["published", "update", "normalised"] = Field(
         "published", description="the paper's calibration, by the update, or the normalised gradient"
     )

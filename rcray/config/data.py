@@ -30,8 +30,8 @@ class Columns(Section):
     """Where prompt and answers stand in a dataset of one's own."""
 
     prompt: str = Field("prompt", description="may be absent where both answers are message lists with a shared start")
-    chosen: str = "chosen"
-    rejected: str = "rejected"
+    chosen: str = Field("chosen", description="column of the preferred answer")
+    rejected: str = Field("rejected", description="column of the other one")
     completion: str = Field("completion", description="format unpaired: the answer")
     label: str = Field("label", description="format unpaired: whether the answer is wanted, true or false")
 

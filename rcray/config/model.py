@@ -50,7 +50,7 @@ class LoraConfig(Section):
 class QuantizationConfig(Section):
     """How QLoRA stores the frozen weights; without effect in other methods."""
 
-    kind: Literal["nf4", "fp4"] = "nf4"
+    kind: Literal["nf4", "fp4"] = Field("nf4", description="how four bits stand for a weight")
     double_quant: bool = Field(False, description="quantise the scales as well")
     compute_dtype: Dtype = Field("float32", description="of the matrix products; model.dtype unless given")
 
@@ -61,7 +61,7 @@ class ModelConfig(Section):
     name: str = Field("tiny-neox", min_length=1, description="embedded model, preset, hub id, or local directory")
     source: str | None = Field(None, description="hub id or directory of the weights, where it is not the name")
     revision: str | None = Field(None, description="hub revision; pin it for a run you want to repeat")
-    dtype: Dtype = "float32"
+    dtype: Dtype = Field("float32", description="what the weights are kept in")
     trust_remote_code: bool = Field(False, description="run code that ships with the model; off unless asked")
     method: Method = Field("full", description="full, lora, or qlora: lora on 4-bit weights")
     lora: LoraConfig = Field(default_factory=LoraConfig)

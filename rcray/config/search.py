@@ -40,7 +40,9 @@ class Range(Section):
 class SearchConfig(Section):
     """How points are found, and what a good one is."""
 
-    method: Literal["random", "asha", "optuna"]
+    method: Literal["random", "asha", "optuna"] = Field(
+        description="points drawn; drawn, and what falls behind is stopped; chosen from what earlier ones showed"
+    )
     space: dict[str, Range] = Field(min_length=1, description="dotted path under `run`: its range")
     samples: int = Field(16, ge=1, description="points in all")
     seed: int = Field(0, ge=0, description="of the points; the runs keep their own")

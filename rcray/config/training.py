@@ -13,15 +13,15 @@ LARGEST_SEED = 2**32 - 1  # what every random generator takes
 class TrainConfig(Section):
     """The optimisation. Batch sizes count pairs over all workers together."""
 
-    seed: int = Field(42, ge=0, le=LARGEST_SEED)
+    seed: int = Field(42, ge=0, le=LARGEST_SEED, description="of adapters and the order of pairs")
     epochs: int = Field(1, ge=0, description="0: nothing is trained, the start model itself is evaluated")
     batch_size: int = Field(32, ge=1, description="pairs per optimizer step")
     micro_batch_size: int = Field(8, ge=1, description="pairs per forward and backward")
     micro_batch_tokens: int | None = Field(
         None, ge=1, description="in place of micro_batch_size: tokens per forward, padding included, per worker"
     )
-    learning_rate: Positive = 1e-6
-    weight_decay: NonNegative = 0.0
+    learning_rate: Positive = Field(1e-6, description="at its highest")
+    weight_decay: NonNegative = Field(0.0, description="decoupled from the gradient, as AdamW has it")
     clip_norm: Positive = Field(1.0, description="gradient norm above which the gradient is scaled down")
     optimizer: Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit", "sgd"] = Field(
         "adamw",
@@ -33,8 +33,8 @@ class TrainConfig(Section):
         "weights",
         description="of the products: that of the weights, autocast over float32 weights, or TF32 (GPU) for float32",
     )
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate after its warm-up")
+    warmup_steps: int = Field(0, ge=0, description="over which the learning rate rises from nothing")
     probe_every: int = Field(10, ge=1, description="steps between two looks at the fixed probe set")
     probe_pairs: int = Field(32, ge=1, description="held-out pairs in the probe set")
 
@@ -51,10 +51,10 @@ class ExecutionConfig(Section):
     """How a run is carried out; none of it changes the result, so none of it is in the run's identity."""
 
     workers: int = Field(0, ge=0, description="0: inside the calling process; n: a Ray Train group of n workers")
-    cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0)
+    cpus_per_worker: float = Field(1.0, gt=0, description="that Ray reserves")
+    gpus_per_worker: float = Field(0.0, ge=0, description="that Ray reserves; 0.5: two cells share one; 0: a CPU")
     checkpoint_every: int = Field(50, ge=1, description="optimizer steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, description="newest ones; older ones are deleted")
     storage: str | None = Field(
         None, description="URI each run is copied to at its checkpoints, for nodes without a shared disk: s3://..."
     )

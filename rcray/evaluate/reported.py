@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from lm_eval.models.huggingface import HFLM
-
+from rcray.extras import explained_imports
 from rcray.records.progress import EVALUATION, report
+
+with explained_imports():
+    from lm_eval.models.huggingface import HFLM
 
 
 class ReportedLM(HFLM):  # type: ignore[misc]

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rcray.errors import RcrayError
 
@@ -71,7 +72,7 @@ def connect(*, needs_dashboard: bool) -> Path | None:
     # address="local": never join a stranger's cluster by a stale file. Worker groups need the dashboard's state
     # service to free their resources; small cells do without its processes.
     try:
-        started = ray.init(
+        started: Any = ray.init(
             address="local",
             include_dashboard=needs_dashboard,
             dashboard_host="127.0.0.1",

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from rcray import errors
 from rcray.cli import app
+from tests.contract.pages import page
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "from rcray.cli import main; import sys; sys.argv[0] = 'rcray'; main()"
@@ -72,16 +73,16 @@ def test_a_completion_script_for_every_shell(shell):
     assert "_RCRAY_COMPLETE" in rcray("--show-completion", shell, **NAMED_SHELL).stdout
 
 
-def test_the_readme_lists_every_exit_code():
+def test_the_docs_list_every_exit_code():
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    table = re.search(r"\| exit code .*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL).group(0)
+    table = re.search(r"\| exit code .*?\n\n", page("commands.md"), re.DOTALL).group(0)
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == {0, *codes}
 
 
-def test_the_readme_lists_every_command_with_json():
+def test_the_docs_list_every_command_with_json():
     commands = get_command(app).commands  # type: ignore[attr-defined]
     given = {name for name, command in commands.items() if any("--json" in p.opts for p in command.params)}
-    said = re.search(r"`--json` \(([^)]*)\)", (ROOT / "README.md").read_text()).group(1)
+    said = re.search(r"`--json` \(([^)]*)\)", page("commands.md")).group(1)
     assert set(re.findall(r"`([\w-]+)`", said)) == given
 
 

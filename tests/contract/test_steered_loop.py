@@ -1,4 +1,4 @@
-"""The README's loop with a calibrator by the update, as printed: it keeps the winner that plain DPO loses."""
+"""The loop of docs/own-loop.md, by the update, as printed: it keeps the winner that plain DPO loses."""
 
 import copy
 import shutil
@@ -12,11 +12,11 @@ from rcray.data.batch import collate
 from rcray.models.likelihood import side_logps
 from rcray.store import Store
 from rcray.train.loop import Job, prepare
-from tests.contract.walkthrough import blocks
+from tests.contract.pages import blocks
 from tests.small_runs import small_config
 
 STEPS = 60
-PRINTED = next(block for block in blocks("python") if "UpdateSteering(optimizer)" in block)
+PRINTED = next(block for block in blocks("python") if "in batches():" in block)
 
 
 def likelihoods(model, batch):

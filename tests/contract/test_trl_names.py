@@ -1,20 +1,20 @@
-"""The README's table from TRL's names to ours says what both packages say."""
+"""The table of docs/trl.md from TRL's names to ours says what both packages say."""
 
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 
 from rcray.config import RunConfig
 from rcray.records.columns import METRICS
+from tests.contract.pages import page
 
 OURS_BY_HAND = {"objective": "dpo"}  # the name stands for the section
 
 
 def rows():
-    text = (Path(__file__).parents[2] / "README.md").read_text().partition("### Names, if you come from TRL")[2]
-    lines = text.partition("\n### ")[0].splitlines()
+    text = page("trl.md").partition("## Names, if you come from TRL")[2]
+    lines = text.partition("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     return [(re.findall(r"`([^`]+)`", theirs), default, re.findall(r"`([^`]+)`", here), value)
             for theirs, default, here, value in cells]  # fmt: skip

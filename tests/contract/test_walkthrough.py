@@ -1,4 +1,4 @@
-"""Every command and every snippet of the README, run in order as a reader would."""
+"""Every command and every snippet of README and docs, run in order as a reader would."""
 
 import re
 import shutil
@@ -10,18 +10,19 @@ import yaml
 from rcray.config import load_experiment
 from rcray.config.objectives import BUILT_IN
 from rcray.sweep.grid import expand
-from tests.contract.walkthrough import INSTEAD, ROOT, blocks, printed_commands, walk
+from tests.contract.pages import ROOT, blocks
+from tests.contract.walkthrough import INSTEAD, printed_commands, walk
 from tests.evaluate import judge_server
 
 
-def test_what_is_run_instead_stands_in_the_readme():
+def test_what_is_run_instead_is_printed_somewhere():
     assert set(INSTEAD) <= set(printed_commands()), "a rule for a command that is no longer there"
     recipe = re.search(r"^quickstart:.*\n\t\$\(BIN\)/(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
     assert INSTEAD["make quickstart"].command == recipe.replace("$(STORE)", "rcray-store")
     assert all(rule.why for rule in INSTEAD.values())
 
 
-#: What a command must have said for the README to be true, as patterns.
+#: What a command must have said for the text to be true, as patterns.
 SAYS = {
     "make quickstart": "4 ok",
     "make real": "2 ok",
@@ -31,7 +32,10 @@ SAYS = {
     "rcray init my.yaml --model ./my-model --data pairs.jsonl --method lora": "rcray sweep my.yaml",
     "rcray objectives": f"{len(BUILT_IN)} objectives",
     "rcray plan experiments/main.yaml": "GPU",
-    "rcray train experiments/quickstart.yaml --set objective=ipo --set calibration.enabled=true": "ok, 4 steps",
+    "rcray sweep quickstart --store rcray-store": "4 cached",
+    "rcray train quickstart --set objective=ipo --set calibration.enabled=true --store rcray-store": "ok, 4 steps",
+    "rcray train experiments/quickstart.yaml --set objective=ipo --set calibration.enabled=true": "already finished",
+    "rcray sweep my.yaml": r"\d ok",
     "rcray sweep experiments/quickstart.yaml": "4 cached",
     "rcray sweep experiments/main.yaml --tiny": "2 ok",
     "rcray submit experiments/main.yaml": "2 cached",
@@ -45,7 +49,7 @@ SAYS = {
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_command_does_what_the_readme_says(tmp_path, model_cache, quick_cache, monkeypatch, capsys):
+def test_every_command_does_what_the_text_says(tmp_path, model_cache, quick_cache, monkeypatch, capsys):
     monkeypatch.setattr(judge_server, "number_of", len)
     with walk(tmp_path / "clone") as reader:
         shutil.copytree(quick_cache / "tiny-neox", reader.folder / "my-model")

@@ -1,6 +1,6 @@
-"""A reader with a clone: the README's commands in order, in one directory, with one store.
+"""A reader with a clone: the commands of README and docs in order, in one directory, with one store.
 
-Every command of the README's bash blocks is run as it is printed. What cannot be, because it needs a GPU, a hub or a
+Every command of their bash blocks is run as it is printed. What cannot be, because it needs a GPU, a hub or a
 paid judge, or would take hours, is listed here with what is run instead and why; nothing is left out silently.
 """
 
@@ -24,10 +24,10 @@ import yaml
 from rcray.config import load_experiment
 from rcray.sweep.grid import expand
 from rcray.sweep.tiny import DOCUMENTS
+from tests.contract.pages import ROOT, blocks
 from tests.evaluate import judge_server
 from tests.ray.heads import TOKEN, free_ports, running_head
 
-ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 PORT = "127.0.0.1:5000"  # as printed; a free one is taken instead
 SECONDS = 300  # for one command
@@ -72,6 +72,10 @@ INSTEAD = {
         f"rcray evaluate --run rcray-store --benchmark embedded --limit {DOCUMENTS}", "a few documents of each task"
     ),
     "rcray ui": Instead("rcray ui --port {port}", "a free port; it stays open, as in a second terminal"),
+    "rcray watch experiments/quickstart.yaml": Instead(
+        "rcray watch experiments/quickstart.yaml --port {port}", "a free port; it stays open, too"
+    ),
+    "rcray watch --store rcray-store": Instead("rcray watch --store rcray-store --port {port}", "the same"),
     f"rcray report experiments/quickstart.yaml --from-mlflow http://{PORT}": Instead(
         "rcray report experiments/quickstart.yaml --from-mlflow http://{ui}", "the port of the UI above"
     ),
@@ -86,12 +90,6 @@ INSTEAD = {
         "rcray alpaca-eval judge rc.json plain.json --base-url {judge}", "a judge on this machine, not a paid one"
     ),
 }
-
-
-def blocks(language: str) -> list[str]:
-    """The README's blocks of one language."""
-    text = (ROOT / "README.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def printed_commands() -> list[str]:
@@ -112,14 +110,14 @@ class Walk:
     took: dict[str, float] = field(default_factory=dict)
 
     def run(self, printed: str) -> str:
-        """One command of the README; returns what it wrote. Anything but success is an error."""
+        """One printed command; returns what it wrote. Anything but success is an error."""
         instead = INSTEAD.get(printed)
         command = printed if instead is None else instead.command
         if not command:
             return ""
         started = time.monotonic()
-        if printed == "rcray ui":
-            output = self._open_ui(command)
+        if "{port}" in command:
+            output = self._open_server(command)
         else:
             output = self.finish(self._fill(command), self._environment(command))
         self.took[printed] = time.monotonic() - started
@@ -164,7 +162,7 @@ class Walk:
         self.head_environment = {name: head.environment[name] for name in ("HOME", "PATH")}
         return head.dashboard
 
-    def _open_ui(self, command: str) -> str:
+    def _open_server(self, command: str) -> str:
         (port,) = free_ports(1)
         process = subprocess.Popen(
             _arguments(command.format(port=port)), cwd=self.folder, env=self.environment,
@@ -172,12 +170,15 @@ class Walk:
         )  # fmt: skip
         self.stack.callback(_close, process)
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert f"http://127.0.0.1:{port}" in line, line
-        self.places["ui"] = f"127.0.0.1:{port}"
+        lines: list[str] = []
+        while not (lines and f"http://127.0.0.1:{port}" in lines[-1]):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        name, title = ("ui", "MLflow") if " ui " in command else ("watch", "<title>")
+        self.places[name] = f"127.0.0.1:{port}"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=30) as page:
-            assert "MLflow" in page.read().decode()
-        return line
+            assert title in page.read().decode()
+        return "".join(lines)
 
 
 def _assignments(command: str) -> tuple[dict[str, str], str]:
