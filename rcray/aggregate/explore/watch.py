@@ -120,7 +120,7 @@ class Watch:
         result = self._results[cell.run_id]
         if reason and result.status not in ENDED and doing is None:
             result = replace(result, status=State.STOPPED, error=reason)
-        self._runs[cell.run_id] = (0, run_of(result, doing=doing, live=True))
+        self._runs[cell.run_id] = (0, run_of(result, doing=doing))
         return True
 
     def _shown(self, run_id: str) -> CellResult:
