@@ -87,7 +87,7 @@ def run_of(result: CellResult, *, doing: Progress | None = None, points: int = P
         "seed": result.seed,
         "label": result.cell.label,
         "state": str(state),
-        "interrupted": state is State.PENDING and max(result.step, recorded) > 0,
+        "interrupted": state is State.PENDING and result.run.status.is_file(),
         "doing": doing.text if doing else "",
         "error": redact(error),
         "note": result.note,
