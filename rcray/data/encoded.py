@@ -39,7 +39,7 @@ class EncodedPair:
     chosen: tuple[int, ...]
     rejected: tuple[int, ...]
     prompt_l: tuple[int, ...] | None = None
-    behind: tuple[int, int] | None = None
+    behind: tuple[int, int] | None = field(default=None, kw_only=True)
 
     @property
     def rejected_row(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -187,7 +187,7 @@ class MappedPairs(Sequence[EncodedPair]):
             tuple(ids[chosen - start : rejected - start]),
             tuple(ids[rejected - start + own :]),
             None if self._own is None else tuple(ids[rejected - start :][:own]),
-            None if self.behind is None else (int(self.behind[i, 0]), int(self.behind[i, 1])),
+            behind=None if self.behind is None else (int(self.behind[i, 0]), int(self.behind[i, 1])),
         )
 
     def lengths(self) -> np.ndarray:

@@ -83,7 +83,10 @@ def kto_steps(directory, method, way):
     """Two steps of KTO with its baseline on rows of which 8 are wanted and 3 are not."""
     generator = torch.Generator().manual_seed(9)
     tokens = [tuple(torch.randint(5, 400, (3 + i,), generator=generator).tolist()) for i in range(12)]
-    data = [EncodedPair(str(i), tokens[i], tokens[-i], tokens[i % 3], tokens[4 + i % 3], (i, i % 3)) for i in range(8)]
+    data = [
+        EncodedPair(str(i), tokens[i], tokens[-i], tokens[i % 3], tokens[4 + i % 3], behind=(i, i % 3))
+        for i in range(8)
+    ]
     state = build(directory, method, way, None)
     policy, workers = state.policy, state.workers
     frozen = policy.model if method == "lora" else load_model(ModelConfig(name=directory), None).model.eval()

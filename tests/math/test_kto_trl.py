@@ -80,7 +80,7 @@ def paired_up(wanted, unwanted):
     """Pairs of two rows each, as training has them."""
     count = max(len(wanted), len(unwanted))
     behind = [(i % len(wanted), i % len(unwanted)) for i in range(count)]
-    pairs = [EncodedPair(str(i), *wanted[i], *reversed(unwanted[j]), (i, j)) for i, j in behind]
+    pairs = [EncodedPair(str(i), *wanted[i], *reversed(unwanted[j]), behind=(i, j)) for i, j in behind]
     return EncodedPairs(pairs, EncodeReport(kept=count))
 
 
