@@ -25,7 +25,7 @@ from tests.small_runs import SMALL, records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-STEPS = 40
+STEPS = 24
 ISOLATED = ("unshare", "--mount", "--propagation", "private")
 MOUNT = 'mount -t tmpfs none "$0" && cp -r "$1" "$0/cache" && shift && exec "$@"'
 
@@ -45,7 +45,10 @@ def node(head, store, models):
     log = head.log.parent / f"node-{os.urandom(4).hex()}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, env={**environment(), **head.environment}, stdout=output, stderr=subprocess.STDOUT
+            command,
+            env={**environment(), **head.environment, "RAY_worker_niceness": "0"},  # as in a Ray that rcray starts
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     try:
         deadline = time.monotonic() + 120
@@ -86,7 +89,7 @@ def test_a_sweep_through_s3_outlives_a_node_and_ends_on_the_head(store, model_ca
             **SMALL,
             "data": {"train_pairs": 8 * STEPS, "eval_pairs": 16},
             "calibration": {"look_every": 0},
-            "execution": {"checkpoint_every": 8, "storage": uri},
+            "execution": {"checkpoint_every": 4, "storage": uri},
         }
         grid = {"objective": ["dpo", "cpo", "ipo"]}
         file = write_experiment(tmp_path / "small.yaml", run=settings, grid=grid)
