@@ -1,5 +1,6 @@
 """The update that is really made: previews against torch's own optimizers, the true band, and the rule that steers."""
 
+import copy
 import math
 
 import pytest
@@ -125,6 +126,32 @@ def test_a_preview_of_several_tensors_reads_every_group():
         before = coordinates.flat([first, second])
         optimizer.step()
         torch.testing.assert_close(coordinates.flat([first, second]) - before, expected, rtol=1e-4, atol=1e-6)
+
+
+class OnTheGpu(torch.Tensor):
+    """The step count of AdamW in one kernel: it lies on the GPU, and whoever reads it waits."""
+
+    def __int__(self):
+        raise AssertionError("read")
+
+
+def test_the_steps_of_an_optimizer_are_read_once_and_then_counted():
+    parameter, optimizer, _ = trained("adam", 3)
+    coordinates = Coordinates([parameter], 0, None)
+
+    def steps():
+        return preview_of(optimizer, [parameter], coordinates).steps
+
+    assert steps() == 3
+    saved = copy.deepcopy(optimizer.state_dict())
+    state = optimizer.state[parameter]
+    state["step"] = state["step"].as_subclass(OnTheGpu)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.step()
+    assert steps() == 5
+    optimizer.load_state_dict(saved)
+    assert steps() == 3, "and read anew where a checkpoint was loaded"
 
 
 def foreseen_from(preview, seed=0, clip_norm=math.inf, size=SIZE):
