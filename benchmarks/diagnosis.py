@@ -2,7 +2,8 @@
 
 Of pairs of the synthetic language a tenth (or --share) is spoiled: swapped, copied from an earlier row, or with answers
 that differ in one word. Each kind should lie in the worst decile by its own column. Then DPO is trained on all rows,
-without those that the filter names, and on the clean rows alone, and judged by clean held-out pairs.
+without those that the filter names, and on the clean rows alone, and judged by clean held-out pairs. Differences to
+training on all rows are taken pair by pair and seed by seed; their errors are of both.
 """
 
 import argparse
@@ -13,16 +14,20 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from rcray.aggregate.collect import CellResult, read_run
+from rcray.aggregate.paired import paired_error
 from rcray.config import RunConfig, run_id
 from rcray.config.evaluation import EvaluationConfig
 from rcray.data import synthetic
 from rcray.diagnose.diagnosis import DROPPED, Diagnosis, diagnose
 from rcray.evaluate.stage import evaluate_run
 from rcray.store import DEFAULT_STORE, Store
+from rcray.sweep.grid import Cell
 from rcray.train.launch import launch
 
 #: How a pair is spoiled, and the column that should show it.
 KINDS = {"swapped": "misranked", "copied": "duplicate", "near-identical": "entangled"}
+METRICS = ("accuracy", "margin", "drift_w", "drift_l")
 
 
 def plant(folder: Path, count: int, held_out: int, share: float = 0.1, seed: int = 0) -> dict[str, set[int]]:
@@ -76,12 +81,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, fewer pairs")
     parser.add_argument("--share", type=float, default=0.1, help="of the rows that are spoiled")
+    parser.add_argument("--data-seed", type=int, default=0, help="of the rows and of what is done to them")
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="whose tiny model is used")
     given = parser.parse_args()
     count, held_out, seeds = (400, 64, [1]) if given.quick else (1600, 256, [1, 2, 3])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "planted"
-        planted = plant(folder, count, held_out, given.share)
+        planted = plant(folder, count, held_out, given.share, given.data_seed)
         store = Store.open(Path(scratch) / "store")
         cache = Store.open(given.store).cache
         cache.mkdir(exist_ok=True)
@@ -94,18 +100,35 @@ def main() -> None:
             print(f"  {kind}: {share:.0%} of {len(planted[kind])} in the worst {given.share:.0%} by {KINDS[kind]}")
         print(f"  filter: {len(dropped)} rows, {len(dropped & all_planted)} of the spoiled ones among them")
         ways = {"all rows": None, "filtered": sorted(dropped), "clean rows": sorted(all_planted)}
-        ratios: dict[str, dict[str, list[float]]] = {}
+        trained: dict[str, list[CellResult]] = {}
         for way, rows in ways.items():
+            trained[way] = []
             for seed in seeds:
                 config = settings(folder, held_out, exclude_rows=rows, seed=seed)
                 launch(config, store)
                 evaluate_run(config, store, EvaluationConfig())
-                scores = store.run(run_id(config)).scores()
-                for metric in ("accuracy", "margin", "drift_w", "drift_l"):
-                    ratios.setdefault(way, {}).setdefault(metric, []).append(scores[f"preference/{metric}"])
-            means = {metric: statistics.mean(values) for metric, values in ratios[way].items()}
-            print(f"  {way}: " + ", ".join(f"{metric} {value:+.3f}" for metric, value in means.items()))
-    print(json.dumps({"benchmark": "diagnosis", "share": given.share, "seeds": seeds, "scores": ratios}))
+                key = run_id(config)
+                trained[way].append(read_run(store.run(key), Cell(key, config, ())))
+            means = {metric: statistics.mean(scores(trained[way], metric)) for metric in METRICS}
+            print(f"  {way}: " + ", ".join(f"{metric} {value:+.3f}" for metric, value in means.items()), flush=True)
+        for way in list(ways)[1:]:
+            print(f"  {way} minus all rows: " + ", ".join(gains(trained["all rows"], trained[way])))
+        found = {way: {metric: scores(results, metric) for metric in METRICS} for way, results in trained.items()}
+    head = {"benchmark": "diagnosis", "share": given.share, "data_seed": given.data_seed, "seeds": seeds}
+    print(json.dumps(head | {"scores": found}))
+
+
+def scores(results: Iterable[CellResult], metric: str) -> list[float]:
+    """A metric of held-out pairs, seed by seed."""
+    return [result.value(f"preference/{metric}") for result in results]
+
+
+def gains(before: list[CellResult], after: list[CellResult]) -> Iterable[str]:
+    """How much each metric is higher, and the standard error of that."""
+    for metric in METRICS:
+        change = statistics.mean(scores(after, metric)) - statistics.mean(scores(before, metric))
+        error = paired_error(list(zip(before, after, strict=True)), f"preference/{metric}")
+        yield f"{metric} {change:+.3f}" + (f" ± {error.stderr:.3f}" if error else "")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`rcray plan --measure` beside what a cell of experiments/real.yaml then takes: time and memory.
 
-One micro-batch is timed, then the cell (DPO by the update) is trained and evaluated, each in a process of its own.
+One micro-batch is timed, then the cell (DPO by the update) is trained and evaluated, each in a process of its own, on
+one thread. Both are seconds of the processor: on an idle machine those of the clock, and neighbours do not count.
 Downloads the model and the pairs on first use. `--quick`: four steps.
 """
 
@@ -11,11 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
 from rcray.config import RunConfig, load_experiment
 from rcray.evaluate.stage import evaluate_run
-from rcray.models.load import load_model
 from rcray.store import Store
 from rcray.sweep.cost import estimate
 from rcray.sweep.grid import expand
@@ -38,11 +36,11 @@ def cell_of(quick: bool) -> RunConfig:
 
 def train(config: RunConfig, store: Store) -> None:
     """The cell itself, in a process of its own: its peak memory is nobody else's."""
-    begun = time.perf_counter()
+    begun, wall = time.process_time(), time.perf_counter()
     launch(config, store)
     evaluate_run(config, store)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"{time.perf_counter() - begun} {peak}")
+    print(f"{time.process_time() - begun} {time.perf_counter() - wall} {peak}")
 
 
 def main() -> None:
@@ -53,13 +51,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(folder)
-        load_model(config.model, store.cache, seed=0, device=torch.device("cpu"))  # kept: making it is nobody's cell
-        seen, guessed = measure_apart(config, store), estimate(config)
+        seen, guessed = measure_apart(config, store, time.process_time), estimate(config)
         command = [sys.executable, "-m", "benchmarks.plan", "--train", folder, *(["--quick"] if quick else [])]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    seconds, peak = map(float, done.stdout.split()[-2:])
+    seconds, wall, peak = map(float, done.stdout.split()[-3:])
     expected = 3600 * seen.hours(config)
-    print(f"time    {expected:7.1f} s by plan --measure, {seconds:7.1f} s taken ({expected / seconds - 1:+.0%})")
+    print(
+        f"time    {expected:7.1f} s by plan --measure, {seconds:7.1f} s taken ({expected / seconds - 1:+.0%})", end=""
+    )
+    print(f"; {wall:.0f} s by the clock")
     print(f"memory  {seen.peak_bytes / 1e9:7.2f} GB by plan --measure, {peak / 1e9:7.2f} GB taken", end="")
     print(f" ({seen.peak_bytes / peak - 1:+.0%})")
     print(f"plan without --measure: {3600 * (guessed.hours or 0):.1f} s of training, {guessed.host_bytes / 1e9:.2f} GB")

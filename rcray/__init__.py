@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         Statistics,
         Steered,
         UpdateSteering,
-        band,
         calibrate,
         incentives,
         normalised_gradient,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         predicted_pathway,
         statistics,
     )
+    from rcray.calibration.band import band
     from rcray.config import Experiment, RunConfig, load_experiment, run_id
     from rcray.errors import RcrayError
     from rcray.integrations.trl import CalibratedDPOTrainer

@@ -2,7 +2,9 @@
 
 Without `merge` an adapter stays an adapter: peft loads it on its base, named in adapter_config.json by its hub id, or
 by its place on this machine where the base came from nowhere else (embedded, a directory, a package, a merged SFT
-adapter). `merge` writes whole weights that need nothing beside them. GGUF is not written: no library we keep does it.
+adapter). `merge` writes whole weights that need nothing beside them. GGUF is not written: transformers only reads
+it, the package gguf holds a writer, and what makes its fields of a model's settings and vocabulary is a script of
+llama.cpp's repository, convert_hf_to_gguf.py, which takes a merged directory.
 """
 
 import json

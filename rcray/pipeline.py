@@ -55,13 +55,14 @@ def sweep(
     from rcray.sweep.search import best_of_search
 
     evaluation = EvaluationStage(experiment.evaluation)
-    if not all(evaluation.is_done(cell.config, store) for cell in cells):
-        check_settings(experiment.evaluation)
     options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search)
     directory = store.experiment(experiment.name)
     with store.explained():
         if todo := unfinished(cells, store, directory, options):
-            check_before_start(todo, cluster_file)
+            check_before_start(todo, cluster_file)  # first: what follows imports torch, which takes seconds
+    if not all(evaluation.is_done(cell.config, store) for cell in cells):
+        check_settings(experiment.evaluation)
+    with store.explained():
         follower = (
             None if tracking_uri is None else open_follower(experiment, cells, store, tracking_uri, is_sweep=True)
         )

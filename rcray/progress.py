@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rcray.records.ledger import Ledger
 from rcray.records.progress import Progress as Doing
 from rcray.records.progress import read_progress
+from rcray.records.states import State
 from rcray.sweep.ledger import ledger_table
 from rcray.track.delivery import Tally
 
@@ -30,7 +31,7 @@ class LedgerScreen:
         self.console = Console()
         self.live: Live | None = None
         self.shown: dict[str, str] = {}
-        self.told = time.monotonic()
+        self.begun = self.told = time.monotonic()
         self.last: Ledger | None = None
 
     def __enter__(self) -> "LedgerScreen":
@@ -43,7 +44,7 @@ class LedgerScreen:
         """Shows the ledger as it is now."""
         self.last = ledger
         if self.live:
-            self.live.update(ledger_table(ledger, self.title))
+            self.live.update(ledger_table(ledger, self.title, self._waiting(ledger)))
             return
         for entry in ledger.cells:
             if self.shown.get(entry.run_id, "pending") != entry.status:
@@ -51,8 +52,15 @@ class LedgerScreen:
             self.shown[entry.run_id] = entry.status
         if time.monotonic() - self.told > LINE_SECONDS:
             self.told = time.monotonic()
-            for line in ledger.doings():
+            for line in ledger.doings() or filter(None, [self._waiting(ledger)]):
                 self.console.print(f"{'':10s} {line}", markup=False, highlight=False)
+
+    def _waiting(self, ledger: Ledger) -> str:
+        """What is awaited while no cell is under way and some are to be."""
+        tally = ledger.tally()
+        if State.RUNNING in tally or State.PENDING not in tally:
+            return ""
+        return f"starting Ray and its processes, {time.monotonic() - self.begun:.0f} s so far"
 
     def __exit__(self, *_: object) -> None:
         if self.live:

@@ -15,6 +15,7 @@ from rcray.aggregate.frame import SHARE, Measurement, by_metric, evaluation_rows
 from rcray.aggregate.movement import movement_rows
 from rcray.aggregate.summary import STEPS, dynamics_rows, read_columns
 from rcray.errors import RcrayError, StoreError
+from rcray.records.progress import state_now
 from rcray.records.states import State
 from rcray.records.status import read_status, winner_lost
 from rcray.store import RunDir, Store
@@ -98,7 +99,8 @@ def read_run(run: RunDir, cell: Cell) -> CellResult:
     except StoreError as error:
         return CellResult(cell, run, State.FAILED, error=str(error))
     total_steps = cell.config.total_steps if status.total_steps is None else status.total_steps
-    result = CellResult(cell, run, status.status, status.error, status.seconds, status.step, total_steps)
+    state = state_now(run.path, status.status)
+    result = CellResult(cell, run, state, status.error, status.seconds, status.step, total_steps)
     try:
         result = replace(result, note="; ".join(filter(None, [run.read_adjusted().note, winner_lost(status)])))
         result = replace(result, metrics=by_metric(_rows(run, cell, total_steps)))

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rcray.aggregate import summary
+from rcray.aggregate.estimates import Estimate, error_notes
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN
-from rcray.aggregate.groups import Comparison, Setting, has_seeds
+from rcray.aggregate.groups import MIXED, Comparison, Setting, difference, has_seeds
 from rcray.aggregate.results import drift_columns
 from rcray.aggregate.tables import Column, Entry, Row, Table, number
 from rcray.config.models import table_name
@@ -80,6 +81,7 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
     if not by_model:
         return None
     several = has_seeds(row.setting for rows in by_model.values() for row in rows)
+    deltas = {id(row): delta for rows in by_model.values() for row in rows if (delta := _gain(rows, row)) is not None}
     digits = 2 if unit == "nats" else 3
     columns = (
         Column("log_r", "log r", "mean over the steps, of the update that is made", r"$\log r$",
@@ -100,6 +102,8 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
         Column("accuracy_percent", "Accuracy (%)", "held-out pairs whose margin grew against the reference",
                percent=True, spread=True, metric=ACCURACY),
     )  # fmt: skip
+    gain = Column("accuracy_gain_points", "Δ DPO (points)", "accuracy minus that of DPO alone, pair by pair",
+                  r"$\Delta$ DPO (points)", percent=True, sign=True, spread=True)  # fmt: skip
     heads = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
     return Table(
         title="Cures for a falling chosen likelihood: which ratio, and is it in the band",
@@ -108,8 +112,9 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
             "by the looks at fresh pairs; each look stands for the steps until the next. Open: no ratio up to e^6 from "
             "the one at hand makes that side turn.",
             *(["Mean ± sample standard deviation over seeds."] if several else []),
+            *error_notes("Δ DPO", several, list(deltas.values())),
         ),
-        columns=(*heads, *columns),
+        columns=(*heads, *columns, gain),
         rows=tuple(
             Row(
                 table_name(model),
@@ -117,6 +122,7 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
                     Entry(row.comparison.title),
                     Entry(row.rc),
                     *(row.setting.entry(column.metric, several) for column in columns),
+                    _gain_entry(rows, row, several, deltas.get(id(row))),
                 ),
             )
             for model, rows in by_model.items()
@@ -125,6 +131,30 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
         spread_name="std" if several else "stderr",
         name="displacement",
     )
+
+
+def _alone(rows: Sequence[Cure]) -> Cure:
+    """What all are held against: DPO without calibration, or the first DPO there is."""
+    dpo = [row for row in rows if isinstance(row.setting.config.objective, Dpo)]
+    return next((row for row in dpo if not row.kind), dpo[0])
+
+
+def _gain(rows: Sequence[Cure], row: Cure) -> Estimate | None:
+    """The accuracy of a cure minus that of DPO alone, on the same pairs and seeds."""
+    alone = _alone(rows)
+    return None if row is alone else difference(alone.setting, row.setting, ACCURACY)
+
+
+def _gain_entry(rows: Sequence[Cure], row: Cure, several: bool, gain: Estimate | None) -> Entry:
+    alone = _alone(rows)
+    if row is alone:
+        return Entry("–", tone="absent")
+    if gain is None:
+        missing = alone.setting.problem(ACCURACY)
+        word = row.setting.problem(ACCURACY) or (f"{alone.title} {missing}" if missing else MIXED)
+        return Entry(word, tone="status", runs=row.setting.run_ids)
+    tip = "" if gain.p is None else f"McNemar's exact test: p = {gain.p:.3g}"
+    return Entry(value=gain.value, spread=gain.spread(several), tip=tip, runs=row.setting.run_ids)
 
 
 def verdict(comparisons: Sequence[Comparison], unit: str) -> Iterator[str]:

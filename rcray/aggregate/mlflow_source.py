@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: What a report reads of a run; everything else (weights, checkpoints, figures) stays on the server.
 _FILES = ("config.yaml", "status.json", "evaluation.json", "samples.json", "adjusted.json")
 _PART = re.compile(r"dynamics/part-\d+-\d+\.parquet")
+_ITEMS = re.compile(r"items/([0-9A-Za-z-]+)\.parquet")
 _PARTS, _WHOLE = "dynamics", "dynamics.parquet"  # step records as they lie in a store, or in one piece
 
 
@@ -73,12 +74,12 @@ def _download(client: "MlflowClient", mlflow_run: str, run: RunDir) -> None:
     for entry in client.list_artifacts(mlflow_run):
         if entry.path in _FILES:
             client.download_artifacts(mlflow_run, entry.path, str(run.path))
-        elif entry.path == _PARTS:  # one by one: the names are the server's, and only our own kind is taken
-            for part in client.list_artifacts(mlflow_run, _PARTS):
-                if _PART.fullmatch(part.path):
-                    run.dynamics.mkdir(exist_ok=True)
-                    fetched = Path(client.download_artifacts(mlflow_run, part.path, str(run.path)))
-                    fetched.rename(run.dynamics / Path(part.path).name)
+        elif entry.path in (_PARTS, "items"):  # one by one: the names are the server's, only our own kind is taken
+            for part in client.list_artifacts(mlflow_run, entry.path):
+                if _PART.fullmatch(part.path) or _ITEMS.fullmatch(part.path):
+                    target = run.path / part.path
+                    target.parent.mkdir(exist_ok=True)
+                    Path(client.download_artifacts(mlflow_run, part.path, str(run.path))).rename(target)
         elif entry.path == _WHOLE:
             whole = Path(client.download_artifacts(mlflow_run, entry.path, str(run.path)))
             steps = pq.read_table(whole, columns=["step"])["step"].to_pylist()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rcray.aggregate import movement
-from rcray.aggregate.frame import ACCURACY
+from rcray.aggregate.frame import ACCURACY, RANKING, RANKING_PER_TOKEN
 from rcray.aggregate.groups import Comparison, Setting, has_seeds
 from rcray.aggregate.movement import Turn, movement_path, turning_point
 from rcray.aggregate.tables import Column, Entry, Row, Table
@@ -44,11 +44,24 @@ def movement_table(comparisons: Sequence[Comparison]) -> Table | None:
 
 def frontier_table(comparisons: Sequence[Comparison]) -> Table | None:
     """What every cell gained for its distance, and where that turned; None where nobody measured."""
+    results = [result for c in comparisons for setting in c.settings for result in setting.finished]
+    ranked = {
+        key: (title, help)
+        for key, title, help in (
+            (RANKING, "Ranking (%)", "held-out pairs whose chosen answer is the likelier one, z_w > z_l"),
+            (RANKING_PER_TOKEN, "Ranking per token (%)", "the same of the means over tokens, z_w/n_w > z_l/n_l"),
+        )
+        if any(key in result.metrics for result in results)
+    }
     columns = (
         Column("root_kl", "√KL", "root of the KL to the start model per token, at the end",
                metric=movement.ROOT_KL, digits=3),
         Column("accuracy_percent", "Accuracy (%)", "held-out pairs whose margin grew against the reference",
                metric=ACCURACY, percent=True, spread=True),
+        *(
+            Column(f"{key.partition('/')[2]}_percent", title, help, metric=key, percent=True, spread=True)
+            for key, (title, help) in ranked.items()
+        ),
         Column("probe_accuracy_end_percent", "Probe, end (%)", "the same of the probe set, at the end",
                metric=movement.GREW_END, percent=True),
         Column("probe_accuracy_best_percent", "Probe, best (%)", "at the probe where it was highest",

@@ -6,7 +6,7 @@ Legend: as in band.py. The rates are Theorem 3.1, the margin's is Corollary 3.2.
 import math
 from dataclasses import dataclass
 
-from rcray.calibration.band import EDGE_ROUNDING, Statistics, band
+from rcray.calibration.band import Statistics, observe
 from rcray.records.columns import Pathway, pathway_of
 
 
@@ -48,8 +48,7 @@ def predicted_pathway(stats: Statistics) -> Pathway:
 
     A ratio clipped onto an edge of the band has a rate of exactly zero there; which way its last bit fell says nothing.
     """
-    inside = stats.problem() is None and band(stats).slack(stats.log_r) >= -EDGE_ROUNDING
-    if inside:
+    if stats.problem() is None and observe(stats).in_band:
         return "reversed" if stats.reversed else "iii"
     predicted = rates(stats)
     return pathway_of(predicted.z_w, predicted.z_l)

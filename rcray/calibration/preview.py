@@ -1,17 +1,126 @@
-"""Reads off an optimizer what it will make of a gradient: its moments, over the coordinates that are looked at."""
+"""What an optimizer will make of a gradient, read off its moments, over the coordinates that are looked at."""
 
 import sys
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rcray.calibration.scores import Reduce
-from rcray.calibration.update import AdamPreview, SgdPreview
 
 #: Coordinates that a look keeps at most; of more, a fixed random share stands for the rest.
 MOST_COORDINATES = 2**21
+
+
+class Preview(Protocol):
+    """What an optimizer would make of a gradient, without making it: u = kept + per_gradient * gradient."""
+
+    def kept(self) -> Tensor:
+        """The part of the coming update that its memory decides, whatever the gradient."""
+        ...
+
+    def per_gradient(self, gradient: Tensor) -> Tensor:
+        """What each entry of the gradient is multiplied with; Adam's scaling has a little of the gradient in it."""
+        ...
+
+    #: By how much a gradient that lasts counts for more than in its own step.
+    settles: float
+
+
+@dataclass(frozen=True)
+class AdamPreview:
+    """AdamW, from its own moments."""
+
+    m: Tensor
+    v: Tensor
+    steps: int  # made so far
+    rate: float
+    betas: tuple[float, float]
+    eps: float
+    decay: Tensor | float = 0.0  # what weight decay takes off in one step
+
+    @property
+    def _unbiased(self) -> float:
+        return float(1 - self.betas[0] ** (self.steps + 1))
+
+    @property
+    def settles(self) -> float:
+        """The inverse of a gradient's share in the momentum of its own step."""
+        return self._unbiased / (1 - self.betas[0])
+
+    def kept(self) -> Tensor:
+        """The momentum; scaled by the second moment as it stands, since the coming gradient is not known."""
+        scale = -self.rate * self.betas[0] / self._unbiased
+        return self.m.mul(scale).div_(self._root(None)).sub_(self.decay)
+
+    def per_gradient(self, gradient: Tensor) -> Tensor:
+        """As torch.optim.AdamW scales it."""
+        return self._root(gradient).reciprocal_().mul_(-self.rate * (1 - self.betas[0]) / self._unbiased)
+
+    def update(self, gradient: Tensor) -> Tensor:
+        """The whole update, as torch.optim.AdamW makes it."""
+        first = self.betas[0]
+        m = self.m.mul(first).add_(gradient, alpha=1 - first).div_(self._unbiased)
+        return m.div_(self._root(gradient)).mul_(-self.rate).sub_(self.decay)
+
+    def without(self, gradient: Tensor, ago: int) -> "AdamPreview":
+        """As if a gradient had not gone into the momentum; 1: that of the last step."""
+        first = self.betas[0]
+        return replace(self, m=self.m.sub(gradient, alpha=first ** (ago - 1) * (1 - first)))
+
+    def traces(self, gradient: Tensor, steps: int) -> Tensor:
+        """What a gradient has moved within so many steps, its own the first of them; scaled as the next one will be."""
+        return self.per_gradient(gradient).mul_(gradient).mul_(_geometric(self.betas[0], steps))
+
+    def _root(self, gradient: Tensor | None) -> Tensor:
+        second, steps = self.betas[1], self.steps
+        if gradient is None:
+            return self.v.div(1 - second ** max(steps, 1)).sqrt_().add_(self.eps)
+        v = self.v.mul(second).addcmul_(gradient, gradient, value=1 - second)
+        return v.div_(1 - second ** (steps + 1)).sqrt_().add_(self.eps)
+
+
+@dataclass(frozen=True)
+class SgdPreview:
+    """Plain gradient descent, with or without momentum."""
+
+    buffer: Tensor  # zeros: no momentum, or no step yet
+    rate: float
+    momentum: float
+    decay: Tensor | float = 0.0
+
+    @property
+    def settles(self) -> float:
+        """The sum of what momentum makes of a gradient."""
+        return 1 / (1 - self.momentum)
+
+    def kept(self) -> Tensor:
+        """The momentum."""
+        return self.buffer.mul(-self.rate * self.momentum).sub_(self.decay)
+
+    def per_gradient(self, gradient: Tensor) -> Tensor:
+        """The learning rate."""
+        return torch.full_like(gradient, -self.rate)
+
+    def update(self, gradient: Tensor) -> Tensor:
+        """The whole update, as torch.optim.SGD makes it."""
+        return self.kept().add_(gradient, alpha=-self.rate)
+
+    def without(self, gradient: Tensor, ago: int) -> "SgdPreview":
+        """As if a gradient had not gone into the momentum; 1: that of the last step."""
+        return replace(self, buffer=self.buffer.sub(gradient, alpha=self.momentum ** (ago - 1)))
+
+    def traces(self, gradient: Tensor, steps: int) -> Tensor:
+        """What a gradient has moved within so many steps, its own the first of them."""
+        return gradient.mul(-self.rate * _geometric(self.momentum, steps))
+
+
+def _geometric(memory: float, steps: int) -> float:
+    """1 + memory + memory^2 + ..., so many terms."""
+    return (1 - memory**steps) / (1 - memory)
 
 
 class Coordinates:
@@ -83,6 +192,31 @@ def preview_of(
     if isinstance(optimizer, torch.optim.SGD):
         return SgdPreview(kept("momentum_buffer"), group["lr"], group["momentum"], decay)
     if isinstance(optimizer, torch.optim.AdamW):
-        steps = int(states[0].get("step", 0))
+        steps = _steps_made(optimizer, states[0])
         return AdamPreview(kept("exp_avg"), kept("exp_avg_sq"), steps, group["lr"], group["betas"], group["eps"], decay)
     return None
+
+
+#: Steps that optimizers made; None: to be read.
+_STEPS: "weakref.WeakKeyDictionary[torch.optim.Optimizer, int | None]" = weakref.WeakKeyDictionary()
+
+
+def _steps_made(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> int:
+    """Read once, then counted: AdamW in one kernel keeps the number on the GPU, where reading it would wait."""
+    if optimizer not in _STEPS:
+        _STEPS[optimizer] = None
+        optimizer.register_step_post_hook(_count)
+        optimizer.register_load_state_dict_post_hook(_forget)
+    known = _STEPS[optimizer]
+    if known is None:
+        known = _STEPS[optimizer] = int(state.get("step", 0))
+    return known
+
+
+def _count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    known = _STEPS[optimizer]
+    _STEPS[optimizer] = None if known is None else known + 1
+
+
+def _forget(optimizer: torch.optim.Optimizer) -> None:
+    _STEPS[optimizer] = None

@@ -16,16 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rcray.calibration.preview import Coordinates, preview_of
+from rcray.calibration.preview import AdamPreview, Coordinates, SgdPreview, preview_of
 from rcray.calibration.scores import Reduce, branch_gradients
 from rcray.calibration.update import (
-    AdamPreview,
     Drift,
     Foreseen,
     Move,
-    SgdPreview,
+    Response,
     UpdateCalibrator,
-    seen_by,
+    products,
 )
 from rcray.config.calibration import FIRST_LOOKS, LOOK_EVERY, LOSER_SHARE
 from rcray.errors import ConfigError
@@ -117,16 +116,24 @@ class UpdateSteering:
             return self.report
         if self.optimizer is None:
             raise ConfigError("UpdateSteering has no optimizer to steer by", fix="UpdateSteering(optimizer)")
-        count = _total(torch.tensor([float(len(pairs.z_w))], device=pairs.z_w.device), reduce)[0]
-        if pairs.ref_w is not None and pairs.ref_l is not None:
-            ahead = torch.stack([pairs.zt_w.detach().sum(), pairs.zt_l.detach().sum()]).double()
-            self.realised.add(int(count), Move(*(value / count for value in _total(ahead, reduce))))
         looks = self.steps < FIRST_LOOKS or self.steps % self.look_every == 0
-        coming = self._look(loss, pairs, count, reduce) if looks else None
-        guarding = self.guard is not None and self.drift.w < -self.guard
+        count = _count(pairs, reduce)
+        asked = {"pairs": count.reshape(1)} if isinstance(count, Tensor) else {}
+        if pairs.ref_w is not None and pairs.ref_l is not None:
+            asked["ahead"] = _sums(pairs.zt_w.detach(), pairs.zt_l.detach(), reduce) / count
+        coming = self._look(loss, pairs, count, reduce, asked) if looks else None
         preview = coming.preview if coming else self._between()
-        memory = seen_by(self.last["score_w"], self.last["score_l"], preview.kept(), self.coordinates.total)
-        log_alpha = self.rule.decide(memory, preview.settles, self.drift, guarding=guarding)
+        kept, total = preview.kept(), self.coordinates.total
+        asked["memory"] = products(self.last["score_w"], self.last["score_l"], kept, total)
+        seen = _read(asked)
+        if "ahead" in seen:
+            self.realised.add(int(seen["pairs"][0]) if "pairs" in seen else len(pairs.z_w), Move(*seen["ahead"]))
+        if "way" in seen:
+            self.foreseen = Move(self.foreseen.w + seen["way"][0], self.foreseen.l + seen["way"][1])
+        if coming and "response" in seen:
+            self.rule.look(coming, Response(*seen["response"]))
+        guarding = self.guard is not None and self.drift.w < -self.guard
+        log_alpha = self.rule.decide(Move(*seen["memory"]), preview.settles, self.drift, guarding=guarding)
         if coming:
             self.last["gradient"], self.last_step = coming.gradient(log_alpha)[0], self.steps
         self.report = Steered(log_alpha, self.drift, looks, guarding)
@@ -154,16 +161,22 @@ class UpdateSteering:
         if self.optimizer is not None:
             self._place()
 
-    def _look(self, loss: Objective | PairLoss, pairs: PairLogps, count: float, reduce: Reduce | None) -> Foreseen:
-        """The batch before it is trained on; the last one that was looked at judges its branches."""
+    def _look(
+        self,
+        loss: Objective | PairLoss,
+        pairs: PairLogps,
+        count: float | Tensor,
+        reduce: Reduce | None,
+        asked: dict[str, Tensor],
+    ) -> Foreseen:
+        """The batch before it is trained on; the last one that was looked at judges its branches, which is `asked`."""
         score_w, score_l = (self._score(z, count, reduce) for z in (pairs.z_w, pairs.z_l))
         weights, judge = self.coordinates.flat(self.parameters), self.last
         if judge:
-            self._add_way(score_w, score_l, weights - judge["weights"])
+            asked["way"] = self._way(score_w, score_l, weights - judge["weights"])
         self.last = {"weights": weights, "score_w": score_w, "score_l": score_l}
         per_pair = incentives(loss, pairs)
-        sums = torch.stack([per_pair.d_w.sum(), per_pair.d_l.sum()]).double()
-        d_w, d_l = (value / count for value in _total(sums, reduce))
+        d_w, d_l = _sums(per_pair.d_w, per_pair.d_l, reduce) / count
         # In a branch all pairs weigh the same: so one gradient a side gives both scores and branches.
         coming = Foreseen(
             judge.get("score_w", score_w),
@@ -175,28 +188,23 @@ class UpdateSteering:
             self.coordinates.total,
         )
         if judge:
-            self.rule.look(coming)
+            asked["response"] = coming.responses(self.rule.log_alpha)
         return coming
 
-    def _add_way(self, score_w: Tensor, score_l: Tensor, way: Tensor) -> None:
-        """Adds the move since the last look, by the mean of both ends; each leaves out what its own batch moved."""
+    def _way(self, score_w: Tensor, score_l: Tensor, way: Tensor) -> Tensor:
+        """[2] the move since the last look, by the mean of both ends; each leaves out what its own batch moved."""
         own = self._preview().traces(self.last["gradient"] * self._share, self.steps - self.last_step)
         total = self.coordinates.total
-        ends = (
-            seen_by(score_w, score_l, way, total),
-            seen_by(self.last["score_w"], self.last["score_l"], way - own, total),
-        )
-        self.foreseen = Move(
-            self.foreseen.w + sum(end.w for end in ends) / 2, self.foreseen.l + sum(end.l for end in ends) / 2
-        )
+        before = products(self.last["score_w"], self.last["score_l"], way - own, total)
+        return (products(score_w, score_l, way, total) + before) / 2
 
     def _between(self) -> AdamPreview | SgdPreview:
         """The memory without the gradient of the batch that judges it, which was trained on since."""
         return self._preview().without(self.last["gradient"] * self._share, self.steps - self.last_step)
 
-    def _score(self, z: Tensor, count: float, reduce: Reduce | None) -> Tensor:
+    def _score(self, z: Tensor, count: float | Tensor, reduce: Reduce | None) -> Tensor:
         """Gradient of the mean likelihood of a side, over all workers."""
-        seed = torch.full_like(z, 1 / count)
+        seed = torch.ones_like(z) / count
         flat = self.coordinates.flat(branch_gradients(z, self.parameters, seed, keep_graph=True))
         return flat if reduce is None else reduce.sum(flat)
 
@@ -211,6 +219,19 @@ class UpdateSteering:
         return preview
 
 
-def _total(values: Tensor, reduce: Reduce | None) -> list[float]:
-    total: list[float] = (values if reduce is None else reduce.sum(values)).tolist()
-    return total
+def _count(pairs: PairLogps, reduce: Reduce | None) -> float | Tensor:
+    """Pairs over all workers; where there are several, on the device."""
+    here = float(len(pairs.z_w))
+    return here if reduce is None else reduce.sum(pairs.z_w.new_full((), here, dtype=torch.float64))
+
+
+def _sums(w: Tensor, l: Tensor, reduce: Reduce | None) -> Tensor:  # noqa: E741
+    """[2] of both sides, over all workers."""
+    here = torch.stack([w.sum(), l.sum()]).double()
+    return here if reduce is None else reduce.sum(here)
+
+
+def _read(asked: dict[str, Tensor]) -> dict[str, list[float]]:
+    """All of it in one wait."""
+    numbers = iter(torch.cat([tensor.double() for tensor in asked.values()]).tolist())
+    return {name: [next(numbers) for _ in range(len(tensor))] for name, tensor in asked.items()}

@@ -16,13 +16,14 @@ flat and lie over the same coordinates: all that are trained, or a fixed random 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rcray.calibration.preview import AdamPreview, SgdPreview
 from rcray.config.calibration import LOSER_SHARE
 from rcray.records.columns import Pathway, pathway_of
 
@@ -50,114 +51,6 @@ class Move:
     def of(self, loser_share: float) -> float:
         """The change of q."""
         return loser_share * self.w + (1 - loser_share) * self.l
-
-
-class Preview(Protocol):
-    """What an optimizer would make of a gradient, without making it: u = kept + per_gradient * gradient."""
-
-    def kept(self) -> Tensor:
-        """The part of the coming update that its memory decides, whatever the gradient."""
-        ...
-
-    def per_gradient(self, gradient: Tensor) -> Tensor:
-        """What each entry of the gradient is multiplied with; Adam's scaling has a little of the gradient in it."""
-        ...
-
-    #: By how much a gradient that lasts counts for more than in its own step.
-    settles: float
-
-
-@dataclass(frozen=True)
-class AdamPreview:
-    """AdamW, from its own moments."""
-
-    m: Tensor
-    v: Tensor
-    steps: int  # made so far
-    rate: float
-    betas: tuple[float, float]
-    eps: float
-    decay: Tensor | float = 0.0  # what weight decay takes off in one step
-
-    @property
-    def _unbiased(self) -> float:
-        return float(1 - self.betas[0] ** (self.steps + 1))
-
-    @property
-    def settles(self) -> float:
-        """The inverse of a gradient's share in the momentum of its own step."""
-        return self._unbiased / (1 - self.betas[0])
-
-    def kept(self) -> Tensor:
-        """The momentum; scaled by the second moment as it stands, since the coming gradient is not known."""
-        scale = -self.rate * self.betas[0] / self._unbiased
-        return self.m.mul(scale).div_(self._root(None)).sub_(self.decay)
-
-    def per_gradient(self, gradient: Tensor) -> Tensor:
-        """As torch.optim.AdamW scales it."""
-        return self._root(gradient).reciprocal_().mul_(-self.rate * (1 - self.betas[0]) / self._unbiased)
-
-    def update(self, gradient: Tensor) -> Tensor:
-        """The whole update, as torch.optim.AdamW makes it."""
-        first = self.betas[0]
-        m = self.m.mul(first).add_(gradient, alpha=1 - first).div_(self._unbiased)
-        return m.div_(self._root(gradient)).mul_(-self.rate).sub_(self.decay)
-
-    def without(self, gradient: Tensor, ago: int) -> "AdamPreview":
-        """As if a gradient had not gone into the momentum; 1: that of the last step."""
-        first = self.betas[0]
-        return replace(self, m=self.m.sub(gradient, alpha=first ** (ago - 1) * (1 - first)))
-
-    def traces(self, gradient: Tensor, steps: int) -> Tensor:
-        """What a gradient has moved within so many steps, its own the first of them; scaled as the next one will be."""
-        return self.per_gradient(gradient).mul_(gradient).mul_(_geometric(self.betas[0], steps))
-
-    def _root(self, gradient: Tensor | None) -> Tensor:
-        second, steps = self.betas[1], self.steps
-        if gradient is None:
-            return self.v.div(1 - second ** max(steps, 1)).sqrt_().add_(self.eps)
-        v = self.v.mul(second).addcmul_(gradient, gradient, value=1 - second)
-        return v.div_(1 - second ** (steps + 1)).sqrt_().add_(self.eps)
-
-
-@dataclass(frozen=True)
-class SgdPreview:
-    """Plain gradient descent, with or without momentum."""
-
-    buffer: Tensor  # zeros: no momentum, or no step yet
-    rate: float
-    momentum: float
-    decay: Tensor | float = 0.0
-
-    @property
-    def settles(self) -> float:
-        """The sum of what momentum makes of a gradient."""
-        return 1 / (1 - self.momentum)
-
-    def kept(self) -> Tensor:
-        """The momentum."""
-        return self.buffer.mul(-self.rate * self.momentum).sub_(self.decay)
-
-    def per_gradient(self, gradient: Tensor) -> Tensor:
-        """The learning rate."""
-        return torch.full_like(gradient, -self.rate)
-
-    def update(self, gradient: Tensor) -> Tensor:
-        """The whole update, as torch.optim.SGD makes it."""
-        return self.kept().add_(gradient, alpha=-self.rate)
-
-    def without(self, gradient: Tensor, ago: int) -> "SgdPreview":
-        """As if a gradient had not gone into the momentum; 1: that of the last step."""
-        return replace(self, buffer=self.buffer.sub(gradient, alpha=self.momentum ** (ago - 1)))
-
-    def traces(self, gradient: Tensor, steps: int) -> Tensor:
-        """What a gradient has moved within so many steps, its own the first of them."""
-        return gradient.mul(-self.rate * _geometric(self.momentum, steps))
-
-
-def _geometric(memory: float, steps: int) -> float:
-    """1 + memory + memory^2 + ..., so many terms."""
-    return (1 - memory**steps) / (1 - memory)
 
 
 @dataclass(frozen=True)
@@ -191,53 +84,79 @@ class Foreseen:
     clip_norm: float
     total: Callable[[Tensor], Tensor]  # sums over workers that hold parts, and makes up for coordinates left out
 
-    def gradient(self, log_alpha: float) -> tuple[Tensor, float]:
-        """The clipped gradient and what clipping multiplied it with."""
-        gradient = self.branch_w.mul(math.exp(log_alpha)).add_(self.branch_l, alpha=math.exp(-log_alpha))
-        norm = math.sqrt(float(self.total(torch.dot(gradient, gradient).double())))
-        clipped = min(1.0, self.clip_norm / (norm + _CLIP_EPSILON))
+    def gradient(self, log_alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The clipped gradient and what clipping multiplied it with; like all that ends in tensors, waits for none."""
+        if isinstance(log_alpha, Tensor):
+            gradient = self.branch_w * log_alpha.exp() + self.branch_l * (-log_alpha).exp()
+        else:
+            gradient = self.branch_w.mul(math.exp(log_alpha)).add_(self.branch_l, alpha=math.exp(-log_alpha))
+        norm = self.total(torch.dot(gradient, gradient).double()).sqrt()
+        clipped = (self.clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
         return gradient.mul_(clipped), clipped
 
-    def move(self, log_alpha: float) -> Move:
-        """Of the look's likelihoods, under the update made with this factor."""
-        return seen_by(self.score_w, self.score_l, self.preview.update(self.gradient(log_alpha)[0]), self.total)
-
-    def own_move(self, log_alpha: float, weight_w: float, weight_l: float) -> Move:
-        """Of the batch itself, each pair weighing what its incentive weighs; `weight` is the mean incentive."""
+    def moves(self, log_alpha: float | Tensor) -> Tensor:
+        """[2] of the look's likelihoods, under the update made with this factor."""
         update = self.preview.update(self.gradient(log_alpha)[0])
-        move = seen_by(self.branch_w, self.branch_l, update, self.total)
-        return Move(-move.w / weight_w if weight_w else math.nan, move.l / weight_l if weight_l else math.nan)
+        return products(self.score_w, self.score_l, update, self.total)
 
-    def response(self, log_alpha: float) -> Response:
-        """Of the look's likelihoods to each branch, clipped and scaled as at this factor."""
+    def move(self, log_alpha: float) -> Move:
+        """The same, read."""
+        return Move(*self.moves(log_alpha).tolist())
+
+    def judged(self, log_alpha: float) -> Tensor:
+        """[6] for the record: the move, the batch's own products with the update, and the edges of the true band."""
+        update = self.preview.update(self.gradient(log_alpha)[0])
+        move = products(self.score_w, self.score_l, update, self.total)
+        own = products(self.branch_w, self.branch_l, update, self.total)
+        return torch.cat([move, own, self.edges()])
+
+    def responses(self, log_alpha: float) -> Tensor:
+        """[4] of the look's likelihoods to each branch, clipped and scaled as at this factor; see `Response`."""
         gradient, clipped = self.gradient(log_alpha)
         scale = self.preview.per_gradient(gradient).mul_(clipped)
         by_w, by_l = scale * self.branch_w, scale * self.branch_l
-        products = [s @ b for s in (self.score_w, self.score_l) for b in (by_w, by_l)]
-        return Response(*self.total(torch.stack(products).double()).tolist())
+        seen = [s @ b for s in (self.score_w, self.score_l) for b in (by_w, by_l)]
+        return self.total(torch.stack(seen).double())
 
-    def band(self) -> tuple[float, float]:
-        """The true band in log alpha: below it the winner falls, above it the loser rises; +-inf where one is open."""
-        return self._root(lambda move: move.w), self._root(lambda move: move.l)
+    def response(self, log_alpha: float) -> Response:
+        """The same, read."""
+        return Response(*self.responses(log_alpha).tolist())
 
-    def _root(self, what: Callable[[Move], float]) -> float:
-        low, high = -WIDEST_LOG_ALPHA, WIDEST_LOG_ALPHA
-        if what(self.move(low)) > 0:
-            return -math.inf
-        if what(self.move(high)) < 0:
-            return math.inf
+    def edges(self) -> Tensor:
+        """[2] the true band in log alpha: below it the winner falls, above it the loser rises; +-inf: that is open."""
+        high = torch.full((2,), WIDEST_LOG_ALPHA, dtype=torch.float64, device=self.score_w.device)
+        low = -high
+        falls_nowhere, rises_nowhere = self.moves(-WIDEST_LOG_ALPHA) > 0, self.moves(WIDEST_LOG_ALPHA) < 0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            if what(self.move(middle)) > 0:
-                high = middle
-            else:
-                low = middle
-        return (low + high) / 2
+            above = torch.stack([self.moves(middle[side])[side] for side in (0, 1)]) > 0
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        found = torch.where(rises_nowhere, math.inf, (low + high) / 2)
+        return torch.where(falls_nowhere, -math.inf, found)
+
+    def band(self) -> tuple[float, float]:
+        """The same, read."""
+        lower, upper = self.edges().tolist()
+        return lower, upper
+
+
+def own_move(seen: Sequence[float], weight_w: float, weight_l: float) -> Move:
+    """Of the batch itself from its products with the update: each pair weighs what its incentive weighs.
+
+    `weight` is the mean incentive of a side.
+    """
+    by_w, by_l = seen
+    return Move(-by_w / weight_w if weight_w else math.nan, by_l / weight_l if weight_l else math.nan)
+
+
+def products(score_w: Tensor, score_l: Tensor, update: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+    """[2] the move under an update, to first order, where it was computed."""
+    return total(torch.stack([score_w @ update, score_l @ update]).double())
 
 
 def seen_by(score_w: Tensor, score_l: Tensor, update: Tensor, total: Callable[[Tensor], Tensor]) -> Move:
-    """The move under an update, to first order."""
-    return Move(*total(torch.stack([score_w @ update, score_l @ update]).double()).tolist())
+    """The same, read."""
+    return Move(*products(score_w, score_l, update, total).tolist())
 
 
 @dataclass
@@ -278,9 +197,12 @@ class UpdateCalibrator:
         self.looks = 0
         self.response: Response | None = None  # averaged, of a gradient that lasts
 
-    def look(self, foreseen: Foreseen) -> None:
-        """Takes in what a look showed; a gradient that overflowed shows no response."""
-        seen = foreseen.response(self.log_alpha)
+    def look(self, foreseen: Foreseen, seen: Response | None = None) -> None:
+        """Takes in what a look showed; a gradient that overflowed shows no response.
+
+        `seen`: its response at the factor of the last step, where that was read already.
+        """
+        seen = seen or foreseen.response(self.log_alpha)
         if not all(map(math.isfinite, seen.values())):
             return
         self.looks += 1

@@ -148,6 +148,11 @@ def plan(
     json_: JsonOption = False,
 ) -> None:
     """Show the unique cells of all files, which are done, what they take and what contradicts; nothing is run."""
+    named = ", ".join(map(str, files))
+    if measure:
+        announce(f"timing micro-batches of {named} on this machine")
+    elif not json_:
+        announce(f"counting what {named} takes")
     from rcray.sweep.accelerators import accelerator
     from rcray.sweep.placement import read_cluster_file
     from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+WIDE = 512  # hidden units from which a few hundred tokens fill a CPU's core
+
 
 @dataclass(frozen=True)
 class Shape:

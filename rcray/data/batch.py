@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rcray.data.encoded import EncodedPair
 from rcray.data.schedule import LookSchedule, Schedule, padding_share
 
-__all__ = ["Batch", "LookSchedule", "Schedule", "Side", "collate", "moved", "padding_share"]
+__all__ = ["Batch", "LookSchedule", "Schedule", "Side", "collate", "mismatched", "moved", "padding_share"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Batch:
     chosen: Side
     rejected: Side
     same_prompts: bool = True  # whether both answers of a pair follow the same prompt
+    weights: Tensor | None = None  # [2, pairs] of the objective's two terms; None: 1 each
+    mismatched: Side | None = None  # this worker's share of prompts with answers to other ones, where they are read
 
     @property
     def tokens(self) -> int:
@@ -53,29 +56,50 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)  # pinned ones are taken as they are
 
 
-def collate(pairs: Sequence[EncodedPair], index: Sequence[int]) -> Batch:
-    """Pads the chosen and the rejected side of the pairs at `index`."""
+def collate(
+    pairs: Sequence[EncodedPair],
+    index: Sequence[int],
+    weights: np.ndarray | None = None,
+    mismatched: Side | None = None,
+) -> Batch:
+    """Pads the chosen and the rejected side of the pairs at `index`; `weights` are those of all pairs, [pairs, 2]."""
     rows = [pairs[i] for i in index]
     return Batch(
         torch.tensor(list(index)),
         _pad([(pair.prompt, pair.chosen) for pair in rows]),
         _pad([pair.rejected_row for pair in rows]),
         all(pair.prompt_l is None for pair in rows),
+        None if weights is None else torch.from_numpy(weights[list(index)].T.copy()),
+        mismatched,
     )
 
 
-def mismatched(batch: Batch, longest: int) -> Side:
-    """Every prompt of a batch with the answer to another: rows in order, chosen first, answers moved on by one.
+def mismatched(
+    pairs: Sequence[EncodedPair],
+    index: Sequence[int],
+    longest: int,
+    weights: np.ndarray | None = None,
+    *,
+    rank: int = 0,
+    workers: int = 1,
+) -> Side:
+    """Every prompt of a micro-batch with the answer to another: rows in order, chosen first, answers moved on by one.
 
-    A row keeps at most `longest` tokens.
+    `index` is the micro-batch of all workers; the rows made of it are dealt out to them. A row of unpaired data that
+    stands in several pairs is there once, and not at all where it weighs nothing. A row keeps at most `longest` tokens.
     """
-    prompts, answers = [], []
-    for side in (batch.chosen, batch.rejected):
-        for ids, attention, response in zip(side.ids, side.attention.bool(), side.response.bool(), strict=True):
-            prompts.append(tuple(ids[attention & ~response].tolist()))
-            answers.append(tuple(ids[response].tolist()))
-    moved = [answers[-1], *answers[:-1]]
-    return _pad([(p, a[: max(1, longest - len(p))]) for p, a in zip(prompts, moved, strict=True)])
+    rows: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for side in (0, 1):
+        seen: set[int] = set()
+        for i in index:
+            pair = pairs[i]
+            if pair.behind is not None:
+                if pair.behind[side] in seen or (weights is not None and not weights[i, side]):
+                    continue
+                seen.add(pair.behind[side])
+            rows.append(pair.rejected_row if side else (pair.prompt, pair.chosen))
+    moved = [(rows[i][0], rows[i - 1][1]) for i in range(len(rows))]
+    return _pad([(prompt, answer[: max(1, longest - len(prompt))]) for prompt, answer in moved[rank::workers]])
 
 
 def _pad(rows: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Side:

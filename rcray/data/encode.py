@@ -7,7 +7,7 @@ the header as part of the answer) and how it truncates are settings, which the p
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateError
@@ -41,7 +41,7 @@ def encode_stream(
 ) -> Iterator[EncodedPair]:
     """Encodes pair by pair, up to `report.asked` of them; what is left out goes into the report."""
     rendering = Rendering.of(tokenizer, config)
-    behind: tuple[set[int], set[int]] = (set(), set())  # hashes of the rows on either side
+    numbers: tuple[dict[int, int], dict[int, int]] = ({}, {})  # by the hash of its name, each row of either label
     for item in items:
         if report.kept == report.asked:
             return
@@ -53,9 +53,8 @@ def encode_stream(
         else:
             report.kept += 1
             if isinstance(item, Pair) and item.rows is not None:
-                for seen, row in zip(behind, item.rows, strict=True):
-                    seen.add(hash(row))
-                report.rows_behind = len(behind[0]), len(behind[1])
+                w, l = (seen.setdefault(hash(row), len(seen)) for seen, row in zip(numbers, item.rows, strict=True))  # noqa: E741
+                outcome = replace(outcome, behind=(w, l))
             yield outcome
 
 

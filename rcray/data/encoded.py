@@ -14,27 +14,32 @@ from typing import IO, Any, overload
 import numpy as np
 
 ARRAYS = ("tokens", "offsets", "names", "name_offsets")
-#: Of unpaired data beside them: how many tokens of each rejected part are its own prompt.
-OWN_PROMPTS = "own_prompts"
+#: Of unpaired data beside them: how many tokens of each rejected part are its own prompt, and the rows of both sides.
+OWN_PROMPTS, BEHIND = "own_prompts", "behind"
 _DTYPES = {
     "tokens": np.int32,
     "offsets": np.int64,
     "names": np.uint8,
     "name_offsets": np.int64,
     OWN_PROMPTS: np.int64,
+    BEHIND: np.int64,
 }
 _FIRST_ROWS = 100  # names kept in a report; the cache's dropped.tsv has all of them
 
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """Token ids of one pair; `prompt` precedes both answers, unless the rejected one has a prompt of its own."""
+    """Token ids of one pair; `prompt` precedes both answers, unless the rejected one has a prompt of its own.
+
+    `behind`: the numbers of the two rows of unpaired data that it was made of, each label counting from 0.
+    """
 
     row: str
     prompt: tuple[int, ...]
     chosen: tuple[int, ...]
     rejected: tuple[int, ...]
     prompt_l: tuple[int, ...] | None = None
+    behind: tuple[int, int] | None = None
 
     @property
     def rejected_row(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -68,8 +73,6 @@ class EncodeReport:
     kept: int = 0
     asked: int | None = None  # None: all there are
     kinds: dict[str, Tally] = field(default_factory=dict)
-    #: Rows behind the two sides of the pairs that were kept, where those are unpaired: how many different ones.
-    rows_behind: tuple[int, int] | None = None
     log: IO[str] | None = field(default=None, repr=False, compare=False)
 
     def note(self, kind: str, row: str, reason: str = "") -> None:
@@ -135,13 +138,13 @@ class EncodedPairs:
             return self.pairs.lengths()
         return np.array([pair.sizes for pair in self.pairs], np.int64).reshape(-1, 3)
 
-    @property
-    def side_weights(self) -> tuple[float, float]:
-        """What each side of a pair weighs, so that every row of unpaired data counts once; 1 and 1 for real pairs."""
-        if self.report.rows_behind is None:
-            return 1.0, 1.0
-        wanted, unwanted = (rows / self.report.kept for rows in self.report.rows_behind)
-        return wanted, unwanted
+    @cached_property
+    def behind(self) -> np.ndarray | None:
+        """[pairs, 2] the rows of unpaired data behind each pair; None for real pairs."""
+        if isinstance(self.pairs, MappedPairs):
+            return self.pairs.behind
+        rows = [pair.behind for pair in self.pairs if pair.behind is not None]
+        return np.array(rows, np.int64) if rows else None
 
 
 def _digest_of(pairs: Iterable[EncodedPair]) -> str:
@@ -161,6 +164,7 @@ class MappedPairs(Sequence[EncodedPair]):
         )
         own = directory / f"{OWN_PROMPTS}.npy"
         self._own = np.load(own, mmap_mode="r", allow_pickle=False) if own.exists() else None
+        self.behind = None if self._own is None else np.load(directory / f"{BEHIND}.npy").reshape(-1, 2)
 
     def __len__(self) -> int:
         return len(self._name_offsets) - 1
@@ -183,6 +187,7 @@ class MappedPairs(Sequence[EncodedPair]):
             tuple(ids[chosen - start : rejected - start]),
             tuple(ids[rejected - start + own :]),
             None if self._own is None else tuple(ids[rejected - start :][:own]),
+            None if self.behind is None else (int(self.behind[i, 0]), int(self.behind[i, 1])),
         )
 
     def lengths(self) -> np.ndarray:
@@ -196,7 +201,7 @@ class PairWriter:
 
     def __init__(self, directory: Path, *, unpaired: bool = False):
         directory.mkdir(parents=True, exist_ok=True)
-        names = (*ARRAYS, OWN_PROMPTS) if unpaired else ARRAYS
+        names = (*ARRAYS, OWN_PROMPTS, BEHIND) if unpaired else ARRAYS
         self._arrays = {name: _GrowingArray(directory / f"{name}.npy", _DTYPES[name]) for name in names}
         self._end = self._name_end = 0
         self._digest = Digest()
@@ -209,7 +214,9 @@ class PairWriter:
         own = pair.prompt_l or ()
         ends = np.cumsum([self._end, len(pair.prompt), len(pair.chosen), len(own) + len(pair.rejected)])[1:]
         if OWN_PROMPTS in self._arrays:
+            assert pair.behind is not None
             self._arrays[OWN_PROMPTS].append([len(own)])
+            self._arrays[BEHIND].append(pair.behind)
         name = pair.row.encode(errors="replace")
         self._end, self._name_end = int(ends[-1]), self._name_end + len(name)
         self._arrays["tokens"].append(pair.prompt + pair.chosen + own + pair.rejected)

@@ -29,6 +29,7 @@ from rcray.files import publish_directory, read_json, write_json
 log = logging.getLogger(__name__)
 
 ENCODER_VERSION = 1  # raised when the same text would give other tokens, or the files another layout
+UNPAIRED_VERSION = 2  # the same of unpaired rows
 _LEAST = {TRAIN: 1, HELD_OUT: 2}  # a spread needs two
 
 
@@ -63,6 +64,7 @@ def data_key(config: DataConfig, tokenizer: Any, source: str) -> str:
     """Hash of everything the tokens depend on."""
     decisive = {name: value for name, value in config.content().items() if name not in ("bucketing", "revision")}
     versions = [READER_VERSION, ENCODER_VERSION, *([DRAW_VERSION] if config.draws else [])]
+    versions += [UNPAIRED_VERSION] if config.format == "unpaired" else []
     return content_key([decisive, config.path, source, tokenizer_key(tokenizer), versions], 24)
 
 
@@ -110,13 +112,8 @@ def _open(target: Path) -> PreparedData:
     manifest = _verified(target)
     splits = {}
     for name, content in manifest["splits"].items():
-        behind = content.get("rows_behind")
-        report = EncodeReport(
-            content["kept"],
-            content["asked"],
-            {kind: Tally(**tally) for kind, tally in content["kinds"].items()},
-            tuple(behind) if behind else None,
-        )
+        kinds = {kind: Tally(**tally) for kind, tally in content["kinds"].items()}
+        report = EncodeReport(content["kept"], content["asked"], kinds)
         splits[name] = EncodedPairs(MappedPairs(target / name), report, content["digest"])
     return PreparedData(splits[TRAIN], splits[HELD_OUT])
 
@@ -139,4 +136,4 @@ def _verified(target: Path) -> dict[str, Any]:
 
 def _report_content(report: EncodeReport) -> dict[str, Any]:
     kinds = {kind: asdict(tally) for kind, tally in report.kinds.items()}
-    return {"kept": report.kept, "asked": report.asked, "kinds": kinds, "rows_behind": report.rows_behind}
+    return {"kept": report.kept, "asked": report.asked, "kinds": kinds}

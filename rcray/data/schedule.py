@@ -5,6 +5,8 @@ saved to resume. A micro-batch is dealt out row by row to the workers; they neve
 
 With bucketing by length, a window of shuffled pairs is sorted by length and cut into batches, and the batches are
 shuffled again: a batch is padded little, and long pairs do not come together in time.
+
+Pairs made of unpaired rows weigh in a step what repeats.py says.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ import torch
 
 from rcray.config.calibration import FIRST_LOOKS
 from rcray.config.schema import RunConfig
+from rcray.data.repeats import kept_together, weights_of
 from rcray.errors import ConfigError
 
 WINDOW_BATCHES = 64  # batches whose pairs are sorted together: more, less padding; fewer, more mixing
@@ -32,11 +35,15 @@ class Schedule:
     # With a budget of tokens in place of a number of pairs: the budget, and the tokens of each pair.
     budget: int | None = None
     tokens: np.ndarray | None = field(default=None, repr=False, compare=False)
+    behind: np.ndarray | None = field(default=None, repr=False, compare=False)  # [pairs, 2] rows of unpaired data
     _kept: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _weights: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, config: RunConfig, pairs: int, lengths: np.ndarray | None = None) -> "Schedule":
-        """The schedule of a run over the pairs that survived encoding; `lengths` as in EncodedPairs."""
+    def of(
+        cls, config: RunConfig, pairs: int, lengths: np.ndarray | None = None, behind: np.ndarray | None = None
+    ) -> "Schedule":
+        """The schedule of a run over the pairs that survived encoding; `lengths` and `behind` as in EncodedPairs."""
         if pairs < config.train.batch_size:
             raise ConfigError(
                 f"train.batch_size {config.train.batch_size}: only {pairs} usable pairs, not one step would be made",
@@ -47,7 +54,7 @@ class Schedule:
             if lengths is None:
                 raise ValueError("bucketing by length needs the lengths of the pairs")
             sizes = lengths @ (2, 1, 1)  # the prompt is read on both sides
-        schedule = cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes)
+        schedule = cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes, behind=behind)
         if train.micro_batch_tokens is None:
             return schedule
         if lengths is None:
@@ -80,12 +87,26 @@ class Schedule:
         turned = torch.randperm(len(parts), generator=_generator(self.seed, epoch, 1 + position)).tolist()
         return [parts[i] for i in turned]
 
+    def weights(self, step: int) -> np.ndarray | None:
+        """[pairs, 2] what the sides of each pair weigh in the step of this epoch that has it; None: 1 each."""
+        if self.behind is None:
+            return None
+        epoch = step // self.steps_per_epoch
+        if epoch not in self._weights:
+            self._weights.clear()
+            order = self._order(epoch)[: self.steps_per_epoch * self.batch_size]
+            self._weights[epoch] = weights_of(self.behind, order, self.batch_size, _generator(self.seed, epoch, -1))
+        return self._weights[epoch]
+
     def _order(self, epoch: int) -> np.ndarray:
         """The rows of one epoch; kept, because every step of the epoch asks for them."""
         if epoch not in self._kept:
             self._kept.clear()
             generator = _generator(self.seed, epoch)
-            order = torch.randperm(self.pairs, generator=generator).numpy()
+            if self.behind is None:
+                order = torch.randperm(self.pairs, generator=generator).numpy()
+            else:
+                order = kept_together(self.behind, generator)
             if self.sizes is not None:
                 order = bucketed(
                     order[: self.steps_per_epoch * self.batch_size], self.sizes, self.batch_size, generator

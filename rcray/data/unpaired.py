@@ -1,8 +1,8 @@
 """Unpaired rows, one labelled answer each, as pairs: a wanted answer beside an unwanted one to another prompt.
 
 An objective that takes such rows is a sum of one term per side, so it does not matter which answer stands beside which.
-The answers of the rarer label come again until those of the other are used up; the weights of the two sides in the
-objective make up for it: every row counts once, on average (`EncodedPairs.side_weights`).
+The answers of the rarer label come again until those of the other are used up. Weights in the objective make up for
+it: in an epoch every row counts in one step, and there once (data/repeats.py).
 """
 
 from collections.abc import Iterable, Iterator

@@ -29,7 +29,7 @@ def token_logps(model: Any, pairs: Sequence[EncodedPair], device: torch.device) 
     model.eval()
     try:
         with torch.no_grad(), capabilities_of(model).precision():
-            for rows in token_batches(lengths, range(len(pairs)), budget(device)):
+            for rows in token_batches(lengths, range(len(pairs)), budget(model, device)):
                 batch = collate(pairs, rows).to(device)
                 sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
                 for at, row in enumerate(rows):

@@ -28,6 +28,7 @@ class Capabilities:
     """What one model allows; each answer is found when it is first asked for."""
 
     sketch: Sketch | None = None  # beside its head, where scores are estimated by one
+    tokens: int | None = None  # that a forward without a graph has room for, where it was found that more have not
 
     def __init__(self, model: Any):
         self._model = weakref.ref(model)

@@ -38,13 +38,24 @@ class Watch:
         bias: Tensor | None = getattr(head, "bias", None)
         self._weight = _kept(weight)
         self._bias = None if bias is None else _kept(bias)
-        self._start: list[Tensor] = []
+        self._start: list[Tensor] = []  # one, once they are recorded
         self._recorded = False
 
     def begin(self) -> None:
         """Starts a reading."""
         self._sums: list[Tensor] = []
-        self._tokens = self._portion = 0
+        self._tokens = 0
+
+    def mark(self) -> tuple[int, int]:
+        """Where a reading is."""
+        return len(self._sums), self._tokens
+
+    def rewind(self, mark: tuple[int, int]) -> None:
+        """Forgets what was read since: that forward is made again, in other portions."""
+        portions, self._tokens = mark
+        del self._sums[portions:]
+        if not self._recorded:
+            del self._start[portions:]
 
     def first(self, count: int) -> OnLogits:
         """What reads the first `count` tokens of a forward: the chosen ones of both sides."""
@@ -56,7 +67,8 @@ class Watch:
 
     def end(self) -> TokenMeans:
         """Ends a reading; what it saw stays in `means`."""
-        self._recorded = True
+        if not self._recorded:
+            self._start, self._recorded = [torch.cat(self._start)], True
         kl, entropy, greedy = (torch.stack(self._sums).sum(0) / self._tokens).tolist()
         self.means = TokenMeans(max(kl, 0.0), entropy, greedy)  # below zero by rounding alone; NaN stays NaN
         return self.means
@@ -69,7 +81,7 @@ class Watch:
         hidden = applied.h[rows][:count]
         if not self._recorded:
             self._start.append(hidden.clone())
-        start = self._start[self._portion]
+        start = self._start[0][self._tokens :][:count] if self._recorded else hidden
         assert start.shape == hidden.shape, "another set of tokens than the one recorded"
         log_q = start @ self._weight.to(start.dtype).T
         log_q = (log_q if self._bias is None else log_q + self._bias).to(log_p.dtype).log_softmax(-1)
@@ -77,7 +89,6 @@ class Watch:
         parts = ((p * (log_p - log_q)).sum(-1), -(p * log_p).sum(-1), log_p.amax(-1))
         self._sums.append(torch.stack([part.sum(dtype=torch.float64) for part in parts]))
         self._tokens += count
-        self._portion += 1
 
 
 def _kept(weight: Tensor) -> Tensor:

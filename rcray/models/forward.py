@@ -5,6 +5,7 @@ Hooks
   unfolding      the last block sees the two plain rows of each packed pair
   watching       what flows through the factors of adapters is recorded
   cutting        the graph is parted at the input of a block
+  one_a_row      transformers does not ask the device whether a row holds several sequences
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def answer_hidden(model: Any, layout: Layout, mlp: nn.Module | None = None) -> T
     if layout.packed:
         mask = layout.block_mask() if attention_of(model) == FLEX else layout.mask()
         inputs |= {"attention_mask": mask, "position_ids": layout.positions}
-    with answers_only(mlp, layout):
+    with answers_only(mlp, layout), one_a_row():
         hidden = body_of(model)(**inputs).last_hidden_state
     above = layout.plain_rows if hidden.shape[0] != layout.ids.shape[0] else layout
     return hidden.reshape(-1, hidden.shape[-1]).index_select(0, above.predicts)  # its backward adds, [] would scatter
@@ -70,6 +71,19 @@ def answer_logps(
     hidden = answer_hidden(model, layout, mlp)
     head, targets = model.get_output_embeddings(), layout.targets
     return head_pass(head, hidden, targets, scores=scores, on_residuals=on_residuals, on_logits=on_logits)
+
+
+@contextmanager
+def one_a_row() -> Iterator[None]:
+    """Rows without a mask hold one sequence each. Else every such forward would wait for the GPU to say so."""
+    from transformers import masking_utils
+
+    asking = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = asking
 
 
 @contextmanager

@@ -1,30 +1,42 @@
 """Likelihoods of many pairs without a graph: sorted by length, cut by a budget of tokens, prompts computed once.
 
 For the reference, the probe and the evaluation. Pairs of like length lie in one forward, so little is padding; the
-prompt of a pair is shared by its answers where the model allows it and it spares enough.
+prompt of a pair is shared by its answers where the model allows it and it spares enough. A forward that runs out of
+memory is made in halves, and those after it are no larger than these.
 """
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rcray.config.shape import WIDE
 from rcray.data.batch import Batch, collate
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import CHOSEN, REJECTED, Layout, longest_row, packed, two_rows
+from rcray.faults import classify
 from rcray.models.capabilities import Capabilities, capabilities_of
 from rcray.models.distribution import Watch
 from rcray.models.forward import answer_logps
 from rcray.models.likelihood import side_logps
 
+log = logging.getLogger(__name__)
+
 #: Tokens of one forward, padding included: enough to fill the device, few enough to stay small beside the weights.
 TOKENS = {"cpu": 2048, "cuda": 16384}
+#: Of a wide model on a CPU, which fewer fill: those that lie in one forward are then closer in length.
+WIDE_TOKENS = 768
 
 
-def budget(device: torch.device) -> int:
-    """Of tokens, on this device."""
+def budget(model: Any, device: torch.device) -> int:
+    """Of tokens, for this model on this device."""
+    if device.type == "cpu" and model.get_output_embeddings().weight.shape[-1] >= WIDE:
+        return WIDE_TOKENS
     return TOKENS.get(device.type, TOKENS["cuda"])
 
 
@@ -63,17 +75,42 @@ def pair_sums(
     place = {int(i): column for column, i in enumerate(index)}
     found = torch.empty(4, len(place), dtype=torch.float64)
     allowed, done = capabilities_of(model), 0
+    most = budget(model, device)
+    tokens = min(most, allowed.tokens or most)
+    waiting = deque(token_batches(lengths, list(place), tokens))
     with torch.no_grad(), allowed.precision():
-        for rows in token_batches(lengths, [int(i) for i in index], budget(device)):
-            columns = torch.tensor([place[i] for i in rows])
-            found[:, columns] = batch_sums(model, collate(pairs, rows).to(device), allowed, watch).double().cpu()
+        while waiting:
+            rows = waiting.popleft()
+            sums = _sums_that_fit(model, collate(pairs, rows).to(device), allowed, watch)
+            if sums is None:
+                computed = len(rows) * int((lengths[rows] @ (2, 1, 1)).max())
+                allowed.tokens = computed // 2
+                log.warning("a forward of %d tokens ran out of memory; going on with %d", computed, allowed.tokens)
+                waiting = deque(token_batches(lengths, [*rows, *chain(*waiting)], allowed.tokens))
+                continue
+            found[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
             done += len(rows)
             if on_pairs:
                 on_pairs(done)
     return found
 
 
-def one_batch_sums(
+def _sums_that_fit(model: Any, batch: Batch, allowed: Capabilities, watch: Watch | None) -> Tensor | None:
+    """The sums of a batch; None where it has no room and could be halved."""
+    mark = watch.mark() if watch else None
+    try:
+        return batch_sums(model, batch, allowed, watch)
+    except Exception as error:
+        if len(batch.index) == 1 or classify(error) != "memory":
+            raise
+    if watch and mark:
+        watch.rewind(mark)
+    if batch.index.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def plain_sums(
     model: Any,
     pairs: Sequence[EncodedPair],
     lengths: np.ndarray,
@@ -81,10 +118,17 @@ def one_batch_sums(
     device: torch.device,
     watch: Watch | None = None,
 ) -> Tensor:
-    """The same in one forward a side, always of one shape: for compiled blocks, and for shards that move together."""
-    batch = collate(pairs, index).to(device)
+    """The same with a forward a side, always cut alike: for compiled blocks, and for shards that move together.
+
+    None of them can be halved: it would be another shape, or the other workers would not know.
+    """
+    place = {int(i): column for column, i in enumerate(index)}
+    found = torch.empty(4, len(place), dtype=torch.float64)
     with torch.no_grad(), capabilities_of(model).precision():
-        return _side_sums(model, batch, watch)
+        for rows in token_batches(lengths, list(place), budget(model, device)):
+            sums = _side_sums(model, collate(pairs, rows).to(device), watch)
+            found[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
+    return found
 
 
 def _side_sums(model: Any, batch: Batch, watch: Watch | None) -> Tensor:

@@ -41,10 +41,15 @@ class LoadedModel:
         return weights_fingerprint(self.model) if self.origin is None else self.origin.fingerprint
 
 
-def load_model(config: ModelConfig, cache: Path, *, seed: int = 0, device: torch.device = CPU) -> LoadedModel:
-    """The model a run starts from; for LoRA and QLoRA with a fresh adapter, drawn from `seed`."""
+def load_model(
+    config: ModelConfig, cache: Path, *, seed: int = 0, device: torch.device = CPU, to_shard: bool = False
+) -> LoadedModel:
+    """The model a run starts from; for LoRA and QLoRA with a fresh adapter, drawn from `seed`.
+
+    `to_shard`: 4-bit weights are packed into numbers that FSDP can cut.
+    """
     origin = checked_origin(config, cache)
-    model = load_frozen(origin, device, quantized=config.quantized)
+    model = load_frozen(origin, device, quantized=config.quantized, to_shard=to_shard)
     if config.trains_adapters:
         model = new_adapter(model, config.lora, seed)
     return LoadedModel(model, _load_tokenizer(origin, model), origin)
@@ -62,10 +67,10 @@ def checked_origin(config: ModelConfig, cache: Path) -> Origin:
     return origin
 
 
-def load_frozen(origin: Origin, device: torch.device, *, quantized: bool) -> Any:
+def load_frozen(origin: Origin, device: torch.device, *, quantized: bool, to_shard: bool = False) -> Any:
     """Base weights with the SFT adapter in them, in 4 bits if asked; no adapter of ours yet."""
     directory = origin.base if origin.sft_adapter is None else merged_base(origin)
-    model = _read_weights(origin.config, directory, device, quantized)
+    model = _read_weights(origin.config, directory, device, _four_bit(origin.config, to_shard) if quantized else None)
     turn_off_dropout(model)
     return ready_to_train(model, origin.config) if quantized else model
 
@@ -98,21 +103,21 @@ def merged_base(origin: Origin) -> Path:
     key = content_key([origin.base_fingerprint, origin.sft_fingerprint, config.dtype], 24)
 
     def build(directory: Path) -> None:
-        base = _read_weights(config, origin.base, CPU, quantized=False)
+        base = _read_weights(config, origin.base, CPU)
         merged = attach_adapter(base, adapter).merge_and_unload(safe_merge=True)
         save_whole(merged, directory)
 
     return build_once(origin.cache / "models" / f"merged-{key}", build)
 
 
-def _read_weights(config: ModelConfig, directory: Path, device: torch.device, quantized: bool) -> Any:
+def _read_weights(config: ModelConfig, directory: Path, device: torch.device, four_bit: Any = None) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # a sweep's screen is the ledger's
     options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "trust_remote_code": config.trust_remote_code}
-    if quantized:
-        options["quantization_config"] = _four_bit(config)
+    if four_bit is not None:
+        options["quantization_config"] = four_bit
     if device.type != "cpu":
         options["device_map"] = {"": device}  # 4-bit weights are packed where they will stay
     try:
@@ -127,15 +132,19 @@ def _read_weights(config: ModelConfig, directory: Path, device: torch.device, qu
     return model
 
 
-def _four_bit(config: ModelConfig) -> Any:
+def _four_bit(config: ModelConfig, to_shard: bool) -> Any:
     from transformers import BitsAndBytesConfig
 
     quantization = config.quantization
+    # FSDP makes parameters of what it cuts, and torch lets only floating point numbers be ones: the same bytes, then,
+    # under the name of the dtype that is computed in.
+    storage = getattr(torch, quantization.compute_dtype) if to_shard else torch.uint8
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=quantization.kind,
         bnb_4bit_use_double_quant=quantization.double_quant,
         bnb_4bit_compute_dtype=getattr(torch, quantization.compute_dtype),
+        bnb_4bit_quant_storage=storage,
     )
 
 

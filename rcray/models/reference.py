@@ -72,7 +72,7 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
         aside = path.with_suffix(".disagrees")
         log.warning("reference cache %s %s; kept as %s, building it again", path.name, off, aside.name)
         path.replace(aside)
-    shards = _cut(data.lengths, SHARD_FORWARDS * budget(device))
+    shards = _cut(data.lengths, SHARD_FORWARDS * budget(loaded.model, device))
     build = _Build(path, shards, partial(_forward, loaded, data, device=device))
     build.locks.mkdir(parents=True, exist_ok=True)
     while missing := build.missing():

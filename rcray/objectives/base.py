@@ -41,8 +41,8 @@ class PairLogps:
     reduction: Reduction = "sum"
     #: Constants some objectives carry beside the statistics (KTO's baseline, TDPO's stopped KL).
     constants: dict[str, Tensor] = field(default_factory=dict)
-    #: What the two terms of a loss that is a sum over its sides weigh; other than 1 where rows of unpaired data repeat.
-    side_weights: tuple[float, float] = (1.0, 1.0)
+    #: [2, pairs] what the two terms of a loss that is a sum over its sides weigh, where rows of unpaired data repeat.
+    weights: Tensor | None = None
 
     @property
     def m(self) -> Tensor:
@@ -132,8 +132,8 @@ class Objective:
         found = self.formula.loss(pairs, self.params)
         if isinstance(found, Tensor):
             return found
-        weight_w, weight_l = pairs.side_weights
-        return found[0] + found[1] if weight_w == weight_l == 1 else weight_w * found[0] + weight_l * found[1]
+        weights = pairs.weights
+        return found[0] + found[1] if weights is None else weights[0] * found[0] + weights[1] * found[1]
 
     def guarded(self, pairs: PairLogps) -> Tensor:
         """Which pairs sit in a documented continuation of the loss, [pairs] bool."""
@@ -186,8 +186,8 @@ def incentives(loss: Objective | PairLoss, pairs: PairLogps, *, double: bool = T
     with torch.no_grad():
         if closed is not None:
             log_w, log_l = closed(wide, loss.params)  # type: ignore[union-attr]
-            if pairs.side_weights != (1.0, 1.0):
-                log_w, log_l = (x + math.log(w) for x, w in zip((log_w, log_l), pairs.side_weights, strict=True))
+            if pairs.weights is not None:
+                log_w, log_l = (x + w.double().log() for x, w in zip((log_w, log_l), pairs.weights, strict=True))
         else:
             log_w, log_l = d_w.double().abs().log(), d_l.double().abs().log()
         broken = ~(values.isfinite() & z_w.isfinite() & z_l.isfinite())

@@ -18,6 +18,7 @@ import psutil
 
 from rcray.files import read_json, write_json
 from rcray.records.parsing import parser
+from rcray.records.states import State
 
 FILE = ".progress.json"  # hidden: a note of this machine, not part of the run that is copied or tracked
 PREPARATION, REFERENCE, TRAINING, EVALUATION = "preparation", "reference", "training", "evaluation"
@@ -81,6 +82,11 @@ def read_progress(run: Path) -> Progress | None:
     except Exception:  # a damaged note of progress is no note
         return None
     return progress if progress.phase and progress.is_alive else None
+
+
+def state_now(run: Path, recorded: State) -> State:
+    """The recorded state of a run; one that says `running` with nobody at it was killed, and waits to be continued."""
+    return State.PENDING if recorded is State.RUNNING and read_progress(run) is None else recorded
 
 
 class _Reporter:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from rcray.config import RunConfig
 from rcray.config.datasets import source_of
-from rcray.config.shape import Shape
+from rcray.config.shape import WIDE, Shape
 from rcray.data.survey import survey
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
 from rcray.sweep.memory import BYTES, GIB, train_memory
 
 CPU_FLOPS = 2e10  # of one core, small matrices
 CPU_FLOPS_WIDE = 4.5e10  # the same from WIDE hidden units on; measured on SmolLM2-135M
-WIDE = 512
 CPU_SECONDS_PER_MICRO_BATCH = 0.015  # what a micro-batch costs on a CPU however small the model is
 PROCESS_BYTES = 0.9 * GIB  # a trial's own process with torch and transformers, no model; measured
 GROUP_BYTES = 1.5 * GIB  # a worker group's controller and helper actors beside its workers; measured

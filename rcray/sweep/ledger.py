@@ -115,8 +115,8 @@ def _entry(
     )
 
 
-def ledger_table(ledger: Ledger, title: str) -> Any:
-    """A rich table of every cell; a star marks one that was changed so that it could run."""
+def ledger_table(ledger: Ledger, title: str, waiting: str = "") -> Any:
+    """A rich table of every cell; a star marks one that was changed so that it could run. `waiting`: a last line."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -124,7 +124,7 @@ def ledger_table(ledger: Ledger, title: str) -> Any:
     table = Table(
         title=Text(title),
         title_justify="left",
-        caption=Text("\n".join([ledger.summary(), *ledger.notes(), *ledger.doings()])),
+        caption=Text("\n".join([ledger.summary(), *ledger.notes(), *ledger.doings(), *filter(None, [waiting])])),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

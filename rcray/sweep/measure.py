@@ -20,7 +20,10 @@ from rcray.config import RunConfig, content_key
 from rcray.data.survey import survey
 from rcray.store import Store
 
+Clock = Callable[[], float]  # seconds
+_MOMENT, _MOST_CALLS = 0.3, 10  # seconds, calls
 _STAND_IN = "cpo"  # one forward, one backward, no reference
+_STAND_IN_UNPAIRED = "kto"  # of labelled answers none does without a reference
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Measured:
     pairs: int  # usable ones to train on
     fresh: int  # those of the looks, whose likelihoods at the start are known where there is a reference
     held_out: int
+    misplaced: int  # pairs that a probe reads beside its own
     peak_bytes: float  # of the process, or of its GPU
 
     def hours(self, config: RunConfig, *, evaluated: bool = True) -> float:
@@ -43,7 +47,8 @@ class Measured:
         steps = train.epochs * (self.pairs // train.batch_size)
         looks = self.looks(config)
         probes = 1 + -(-steps // train.probe_every)
-        forwards = probes * min(train.probe_pairs, self.held_out)
+        # The first is read before training begins; all of them ask for answers that belong to nothing, too.
+        forwards = (probes - 1) * min(train.probe_pairs, self.held_out) + probes * self.misplaced
         has_reference = config.needs_reference and not config.objective.traits.token_level
         forwards += self.pairs if has_reference else self.fresh
         forwards += 2 * self.held_out if evaluated else 0
@@ -71,18 +76,25 @@ def measurement_key(config: RunConfig) -> str:
     return content_key([content, train, config.calibration.model_dump(mode="json", include=of_a_step)])
 
 
-def measure(config: RunConfig, store: Store) -> Measured:
-    """Times one micro-batch of the cell, in this process and on its threads or its GPU."""
+def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -> Measured:
+    """Times one micro-batch of the cell, in this process and on its threads or its GPU.
+
+    `clock`: `time.process_time` leaves the neighbours on a busy machine out, where nothing waits for a GPU.
+    """
     import torch
 
     from rcray.data.batch import collate
+    from rcray.data.prepare import prepare_data
     from rcray.models.inference import budget, pair_sums
+    from rcray.models.load import tokenizer_of
+    from rcray.models.sources import locate
     from rcray.train.loop import Job, prepare
     from rcray.train.step import optimizer_step
 
     content = config.model_dump(mode="json")
     size = config.train.micro_batch_size
-    content["objective"] = {"name": _STAND_IN}
+    unpaired = config.data.format == "unpaired"
+    content["objective"] = {"name": _STAND_IN_UNPAIRED if unpaired else _STAND_IN}
     content["train"] |= {"batch_size": size}
     content["execution"] |= {"workers": 0, "parallel": "ddp"}
     stand_in = RunConfig.model_validate(content)
@@ -90,9 +102,11 @@ def measure(config: RunConfig, store: Store) -> Measured:
         aside = Store.open(folder)  # a step leaves no trace in the store, but for what every cell would cache
         store.cache.mkdir(parents=True, exist_ok=True)
         aside.cache.symlink_to(store.cache)
-        begun = time.perf_counter()
+        origin = locate(stand_in.model, aside.cache)  # what is made once for all cells is nobody's time
+        prepare_data(stand_in.data, tokenizer_of(origin), aside.cache)
+        begun = clock()
         training = prepare(Job(stand_in, aside, "measured", "measured"), 0, 1)
-        started = time.perf_counter() - begun
+        started = clock() - begun
         training.state.policy.model.train()
         rows = _typical(training.data.lengths, size)
         batch = collate(training.data.pairs, rows)
@@ -100,18 +114,20 @@ def measure(config: RunConfig, store: Store) -> Measured:
 
         def step(micro_batches: int, *, watched: bool) -> float:
             look = fresh.at(0) if watched and fresh else None
-            return _timed(torch, lambda: optimizer_step(training.state, [batch] * micro_batches, 1, look))
+            return _timed(torch, clock, lambda: optimizer_step(training.state, [batch] * micro_batches, 1, look))
 
         step(1, watched=True)  # warms up
         plain, one, two = step(1, watched=False), step(1, watched=True), step(2, watched=True)
         data, policy = training.data, training.state.policy
-        many = _typical(data.lengths, max(size, int(budget(policy.device) / (data.lengths @ (2, 1, 1)).mean())))
-        forward = _timed(torch, lambda: pair_sums(policy.model, data.pairs, data.lengths, many, policy.device))
+        room = budget(policy.model, policy.device) / (data.lengths @ (2, 1, 1)).mean()
+        many = _typical(data.lengths, max(size, int(room)))
+        forward = _timed(torch, clock, lambda: pair_sums(policy.model, data.pairs, data.lengths, many, policy.device))
         forward /= len(many)
         local = survey(config.data, config.model)
         pairs, held_out = len(data.pairs), local.held_out if local else config.data.eval_pairs
         looked_at = len(fresh.start) if fresh else 0
-        started = max(started - looked_at * forward, 0.0)  # the stand-in has no reference to read them from
+        read = pairs if unpaired else looked_at  # without a reference, the looks' pairs alone
+        started = max(started - read * forward, 0.0)
     on_gpu = policy.device.type == "cuda"
     peak = float(torch.cuda.max_memory_allocated(policy.device)) if on_gpu else _peak_bytes()
     return Measured(
@@ -123,14 +139,15 @@ def measure(config: RunConfig, store: Store) -> Measured:
         pairs=pairs,
         fresh=looked_at,
         held_out=held_out,
+        misplaced=len(training.probe.misplaced.pairs),
         peak_bytes=peak,
     )
 
 
-def measure_apart(config: RunConfig, store: Store) -> Measured:
+def measure_apart(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -> Measured:
     """The same in a process of its own, as a cell has one: its memory is nobody else's."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(measure, config, store).result()
+        return process.submit(measure, config, store, clock).result()
 
 
 def _typical(lengths: object, size: int) -> list[int]:
@@ -142,12 +159,15 @@ def _typical(lengths: object, size: int) -> list[int]:
     return [int(order[int((place + 0.5) * len(order) / count)]) for place in range(count)]
 
 
-def _timed(torch: Any, what: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    what()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+def _timed(torch: Any, clock: Clock, what: Callable[[], object]) -> float:
+    """Seconds of one call; what takes but a moment is made several times."""
+    begun, calls = clock(), 0
+    while calls == 0 or (clock() - begun < _MOMENT and calls < _MOST_CALLS):
+        what()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        calls += 1
+    return (clock() - begun) / calls
 
 
 def _peak_bytes() -> float:

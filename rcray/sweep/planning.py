@@ -8,12 +8,20 @@ from typing import Any
 from rcray.config import Experiment, content_key
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
-from rcray.records.progress import read_progress
+from rcray.records.progress import state_now
 from rcray.records.states import State
 from rcray.records.status import read_status
 from rcray.store import RunDir, Store
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
-from rcray.sweep.cost import Cost, estimate, longest_sequence, reference_hours, training_pairs
+from rcray.sweep.cost import (
+    CPU_FLOPS,
+    CPU_FLOPS_WIDE,
+    Cost,
+    estimate,
+    longest_sequence,
+    reference_hours,
+    training_pairs,
+)
 from rcray.sweep.grid import Cell
 from rcray.sweep.memory import Peak, pretended_peak, train_memory
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
@@ -52,6 +60,11 @@ class Plan:
     def done(self) -> int:
         """Cells that need no more work."""
         return len(self.cells) - len(self._todo)
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether any cell is placed on GPUs."""
+        return any(planned.cell.config.execution.gpus_per_worker for planned in self.cells.values())
 
     @property
     def _todo(self) -> list[PlannedCell]:
@@ -118,9 +131,7 @@ def make_plan(
             known = cells.get(cell.run_id)
             if known is None:
                 run = RunDir(store / "runs" / cell.run_id)
-                state = read_status(run.status).status  # as it stands: a plan changes nothing
-                if state is State.RUNNING and read_progress(run.path) is None:
-                    state = State.PENDING  # its process is gone
+                state = state_now(run.path, read_status(run.status).status)  # as it stands: a plan changes nothing
                 known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config, gpu))
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text
@@ -243,8 +254,11 @@ def _hours(hours: float) -> str:
 def summary(plan: Plan) -> str:
     """The last lines: totals, what is unknown, the assumptions."""
     todo = len(plan.cells) - plan.done
-    lines = [f"{len(plan.cells)} unique cells, {plan.done} done; about {plan.gpu_hours:,.0f} GPU-hours"]
-    lines[0] += f" and {_hours(plan.cpu_hours)} of CPU cells for the {todo} that are not"
+    takes = [f"{plan.gpu_hours:,.0f} GPU-hours"] if plan.uses_gpus else []
+    takes += [f"{_hours(plan.cpu_hours)} of CPU cells"] if plan.cpu_hours or not takes else []
+    lines = [
+        f"{len(plan.cells)} unique cells, {plan.done} done; about {' and '.join(takes)} for the {todo} that are not"
+    ]
     if plan.unknown:
         lines.append(f"{plan.unknown} cells are not counted: their size is known after a download")
     if plan.later:
@@ -252,11 +266,17 @@ def summary(plan: Plan) -> str:
     lines += [text for text in dict.fromkeys(map(_local_text, plan.cells.values())) if text]
     if plan.reference_hours:
         lines.append(f"about {plan.reference_hours:,.1f} GPU-hours for reference likelihoods, computed once and shared")
-    return "\n".join([*lines, MEASURED if plan.measured else assumptions(plan.gpu)])
+    return "\n".join([*lines, MEASURED if plan.measured else assumptions(plan.gpu if plan.uses_gpus else None)])
 
 
-def assumptions(gpu: Accelerator) -> str:
-    """What the estimates rest on."""
+def assumptions(gpu: Accelerator | None) -> str:
+    """What the estimates rest on; None: no cell takes a GPU."""
+    if gpu is None:
+        return (
+            f"Estimates assume {CPU_FLOPS_WIDE / 1e9:g} GFLOP/s of a core ({CPU_FLOPS / 1e9:g} if narrow), one cell "
+            "at a time, and memory by rule (rcray/sweep/cost.py, memory.py). Held-out pairs are counted, looks and "
+            "benchmarks are not; `rcray plan --measure` times a micro-batch on this machine."
+        )
     return (
         f"Estimates assume a {gpu.name} ({gpu.flops / 1e12:g} TFLOP/s in 16 bits, {gpu.utilisation:.0%} of it used, "
         f"{gpu.memory / 1e9:g} GB; --gpu names another), {_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of "

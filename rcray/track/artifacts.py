@@ -37,11 +37,18 @@ def fingerprints(run: RunDir, status: str) -> dict[str, str]:
         BENCHMARKS: [run.evaluation],
         "dynamics.parquet": sorted(run.dynamics.glob("part-*.parquet")),
         "checkpoints.json": [*_files(run.final), *sorted(run.checkpoints.glob("step-*/manifest.json"))],
+        **{name: [path] for name, path in _items(run).items()},
     }
     for suffix in ("png", "svg"):
         sources[FIGURES.format(suffix)] = sources["dynamics.parquet"]
     present = {name: [path for path in paths if path.exists()] for name, paths in sources.items()}
     return {name: content_key([status, *map(_mark, paths)]) for name, paths in present.items() if paths}
+
+
+def _items(run: RunDir) -> dict[str, Path]:
+    """What the newest measurements said of each pair or document; files of earlier ones stay where they are."""
+    paths = [run.items(key) for key in run.read_evaluation().keys.values()]
+    return {f"{path.parent.name}/{path.name}": path for path in paths}
 
 
 def _mark(path: Path) -> list[Any]:
@@ -68,6 +75,9 @@ def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], M
 
     for name in wanted & copies.keys():
         write(name, redact(copies[name].read_text(encoding="utf-8", errors="replace")).encode())
+    for name, path in _items(run).items():
+        if name in wanted:  # numbers, and names that say where a row stands
+            write(name, path.read_bytes())
     if "requirements.txt" in wanted:
         newest = recorded(run)[-1]
         header = f"# Python {newest['python']}, {newest['platform']}, rcray at git {newest['git']}\n"

@@ -137,8 +137,12 @@ class Book:
         with FileLock(self.path.with_name(".tracking-file.lock")):
             yield
 
-    def _add(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Adds facts; half a line that a killed process left is cut off first."""
+    def _add(self, lines: Sequence[dict[str, Any]], *, forced: bool = True) -> None:
+        """Adds facts; half a line that a killed process left is cut off first.
+
+        `forced`: onto the disk. What the tracker can be asked for again need not outlive a machine that loses power,
+        and forcing it, run by run, would take longer than delivering it.
+        """
         if not lines:
             return
         with self._locked():
@@ -147,7 +151,8 @@ class Book:
                 file.truncate(self._read_of[1])
                 file.write(_rendered(lines))
                 file.flush()
-                os.fsync(file.fileno())
+                if forced:
+                    os.fsync(file.fileno())
 
     # -- what it holds
 
@@ -214,7 +219,7 @@ class Book:
 
     def save_run(self, uri: str, run_id: str, key: str) -> None:
         """Keeps a tracker's id of a run."""
-        self._add([{"server": redact(uri), "run": run_id, "id": key}])
+        self._add([{"server": redact(uri), "run": run_id, "id": key}], forced=False)
 
 
 def _rendered(lines: Sequence[dict[str, Any]]) -> bytes:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from rcray.data.batch import Batch, Schedule, collate
+import numpy as np
+
+from rcray.data.batch import Batch, Schedule, Side, collate, mismatched
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import LaidOut
 from rcray.train.micro import Policy, lay_out
@@ -37,8 +39,16 @@ class Ahead:
 
     def _make(self, step: int) -> list[Batch]:
         dealt = self.schedule.micro_batches(step, self.rank, self.workers)
-        made = [collate(self.pairs, index) for index in dealt]
+        weights = self.schedule.weights(step)
+        others: list[Side | None] = [None] * len(dealt)
+        if self.policy.baseline is not None:
+            others = [self._mismatched(index, weights) for index in self.schedule.micro_batches(step)]
+        made = [collate(self.pairs, index, weights, other) for index, other in zip(dealt, others, strict=True)]
         return made if self._thread is None else [self._laid_out(batch) for batch in made]
+
+    def _mismatched(self, index: list[int], weights: np.ndarray | None) -> Side:
+        """This worker's share of what the baseline of a micro-batch reads."""
+        return mismatched(self.pairs, index, self.policy.longest, weights, rank=self.rank, workers=self.workers)
 
     def _laid_out(self, batch: Batch) -> Batch:
         (layout,) = lay_out(self.policy, batch, apart=False)

@@ -1,10 +1,12 @@
 """KTO's baseline K of a micro-batch: how far the policy is from its reference on answers that do not fit their prompts.
 
-Every prompt is read with the answer to another one, the rows in order and the answers moved on by one, and
+Every prompt is read with the answer to another one, the rows of all workers in order and the answers moved on by one
+(data/batch.py, `mismatched`), and
 
     K = max(0, mean of log policy(y'|x) - log reference(y'|x))
 
-over the rows of all workers, without gradient (Ethayarajh et al. 2024, arXiv:2402.01306, as in TRL's KTOTrainer).
+without gradient (Ethayarajh et al. 2024, arXiv:2402.01306, as in TRL's KTOTrainer). Workers share these rows, so that
+K is the same for any number of them.
 """
 
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rcray.calibration.scores import Reduce
-from rcray.data.batch import Batch, mismatched
+from rcray.data.batch import Batch
 from rcray.models.adapters import adapters_off
 from rcray.models.likelihood import side_logps
 from rcray.objectives.base import Reduction
@@ -25,14 +27,14 @@ def kl_baseline(
     model: Any,
     reference: Any,
     likelihood: Reduction,
-    longest: int,
     precision: Callable[[], AbstractContextManager[Any]],
     reduce: Reduce | None,
 ) -> Callable[[Batch], Tensor]:
     """What gives K for a micro-batch; `reference` is a frozen copy, or the model itself with its adapters off."""
 
     def baseline(batch: Batch) -> Tensor:
-        side = mismatched(batch, longest).to(next(model.parameters()).device)
+        assert batch.mismatched is not None
+        side = batch.mismatched.to(next(model.parameters()).device)
         with torch.no_grad(), precision():
             policy = side_logps(model, side)
             with adapters_off(reference):

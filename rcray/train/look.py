@@ -7,13 +7,14 @@ moved; their products with the optimizer's memory and with both branches of the 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from rcray.calibration.preview import Coordinates, preview_of
+from rcray.calibration.preview import AdamPreview, Coordinates, SgdPreview, preview_of
 from rcray.calibration.scores import Gradients, Reduce
-from rcray.calibration.update import AdamPreview, Foreseen, Move, SgdPreview, seen_by
+from rcray.calibration.update import Foreseen, Move, Response, products
 from rcray.data.batch import Batch, moved
 from rcray.data.layout import Layout
 from rcray.models.capabilities import capabilities_of
@@ -33,15 +34,46 @@ class Fresh:
     start: Tensor  # [2, pairs here] their likelihoods where training began, chosen and rejected
 
 
-@dataclass(frozen=True)
+@dataclass
 class Look:
     """Mean scores of fresh pairs on the coordinates that are read, and how far the pairs are from where they began."""
 
     score_w: Tensor
     score_l: Tensor
-    drift: Move
-    pairs: int
-    predicted: Move | None  # their move since the last look, to first order; None at the first
+    fresh: Fresh
+    before: dict[str, Tensor]  # the last look; empty at the first
+    numbers: Tensor  # what is read of it, where it was computed: drift, prediction (not at the first), norm in float16
+
+    @property
+    def pairs(self) -> int:
+        """Over all workers."""
+        return self.fresh.pairs
+
+    @cached_property
+    def read(self) -> list[float]:
+        """The numbers; read with others where others are needed (`Looks.ask`)."""
+        found: list[float] = self.numbers.tolist()
+        return found
+
+    @property
+    def drift(self) -> Move:
+        """From where training began."""
+        return Move(*self.read[:2])
+
+    @property
+    def predicted(self) -> Move | None:
+        """The pairs' move since the last look, to first order; None at the first."""
+        return Move(*self.read[2:4]) if self.before else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A look that was read, and what it says of the coming update: of its branches, and of the optimizer's memory."""
+
+    look: Look
+    foreseen: Foreseen
+    response: Response
+    memory: Move
 
 
 class Looks:
@@ -68,21 +100,44 @@ class Looks:
         self.last: dict[str, Tensor] = {}
 
     def take(self, fresh: Fresh) -> Look:
-        """Scores of fresh pairs under the weights as they stand, each side by a backward of its own."""
+        """Scores of fresh pairs under the weights as they stand, each side by a backward of its own; reads nothing."""
+        return self._take(fresh, self.last)
+
+    def _take(self, fresh: Fresh, before: dict[str, Tensor]) -> Look:
         score_w, score_l, likelihoods = self._scores(fresh)
-        while self.scaling and not self.scaling.settle(self._norm(score_w, score_l)):
-            score_w, score_l, likelihoods = self._scores(fresh)  # they overflowed: once more at half the scale
-        before = self.last
         self.last = {"weights": self.coordinates.flat(self.parameters), "score_w": score_w, "score_l": score_l}
-        if self.scaling:
+        numbers = [self._drift(likelihoods - moved(fresh.start, likelihoods.device), fresh.pairs)]
+        numbers += [self._since(before)] if before else []
+        numbers += [self._norm(score_w, score_l)] if self.scaling else []
+        return Look(score_w, score_l, fresh, before, torch.cat(numbers))
+
+    def settled(self, look: Look) -> Look:
+        """The look, read; one that overflowed in float16 is taken once more at half the scale."""
+        while self._read(look) is None:
+            look = self._take(look.fresh, look.before)
+        return look
+
+    def ask(self, look: Look, branch_w: Gradients, branch_l: Gradients, log_alpha: float) -> Asked:
+        """What the coming update will do to the pairs of a look, read with the look itself: its one wait."""
+        while True:
+            foreseen = self.foresee(look, branch_w, branch_l)
+            assert foreseen is not None  # refused in the configuration
+            others = self._read(look, foreseen.responses(log_alpha), self.remembered(foreseen.preview))
+            if others is not None:
+                return Asked(look, foreseen, Response(*others[:4]), Move(*others[4:]))
+            look = self._take(look.fresh, look.before)
+
+    def _read(self, look: Look, *others: Tensor) -> list[float] | None:
+        """Reads a look, and others with it; None where it overflowed."""
+        numbers = torch.cat([look.numbers, *others]).tolist()
+        own = len(look.numbers)
+        look.read = numbers[:own]
+        if self.scaling is not None:
+            sound = self.scaling.settle(look.read[-1])
             self.last["loss_scale"] = torch.tensor(self.scaling.state(), dtype=torch.float64)
-        return Look(
-            score_w,
-            score_l,
-            drift=self._drift(likelihoods - moved(fresh.start, likelihoods.device), fresh.pairs),
-            pairs=fresh.pairs,
-            predicted=self._since(before) if before else None,
-        )
+            if not sound:
+                return None
+        return numbers[own:]
 
     def restore(self, last: dict[str, Tensor]) -> None:
         """Goes on from a checkpoint."""
@@ -107,9 +162,9 @@ class Looks:
             self.scaling.unscale([score_w, score_l])
         return score_w, score_l, torch.cat(likelihoods, 1)
 
-    def _norm(self, *scores: Tensor) -> float:
-        """Not finite where an entry is not, on whichever worker."""
-        return float(self.coordinates.total(torch.stack([score.double().norm() for score in scores]).sum()))
+    def _norm(self, *scores: Tensor) -> Tensor:
+        """[1] not finite where an entry is not, on whichever worker."""
+        return self.coordinates.total(torch.stack([score.double().norm() for score in scores]).sum(0, keepdim=True))
 
     def _forward(self, batch: Batch) -> ReadOff | ExtraGradients:
         policy = self.policy
@@ -121,15 +176,15 @@ class Looks:
 
         return ReadOff(policy, batch, part, apart=True)
 
-    def _since(self, before: dict[str, Tensor]) -> Move:
-        """The move of fresh pairs, by the mean of their scores at both ends of the way."""
+    def _since(self, before: dict[str, Tensor]) -> Tensor:
+        """[2] the move of fresh pairs, by the mean of their scores at both ends of the way."""
         way = self.last["weights"] - before["weights"]
         score_w, score_l = ((self.last[name] + before[name]) / 2 for name in ("score_w", "score_l"))
-        return seen_by(score_w, score_l, way, self.coordinates.total)
+        return products(score_w, score_l, way, self.coordinates.total)
 
-    def _drift(self, changes: Tensor, pairs: int) -> Move:
+    def _drift(self, changes: Tensor, pairs: int) -> Tensor:
         sums = changes.sum(1, dtype=torch.float64)
-        return Move(*((sums if self.reduce is None else self.reduce.sum(sums)) / pairs).tolist())
+        return (sums if self.reduce is None else self.reduce.sum(sums)) / pairs
 
     def foresee(self, look: Look, branch_w: Gradients, branch_l: Gradients) -> Foreseen | None:
         """The coming update as a function of alpha; None for an optimizer whose memory cannot be read."""
@@ -140,11 +195,13 @@ class Looks:
         branches = flat(branch_w), flat(branch_l)
         return Foreseen(look.score_w, look.score_l, *branches, preview, self.clip_norm, self.coordinates.total)
 
+    def remembered(self, preview: AdamPreview | SgdPreview) -> Tensor:
+        """[2] what the optimizer's memory alone will do to fresh pairs."""
+        return products(self.last["score_w"], self.last["score_l"], preview.kept(), self.coordinates.total)
+
     def memory(self, preview: AdamPreview | SgdPreview) -> Move | None:
-        """What the optimizer's memory alone will do to fresh pairs; None before the first look."""
-        if not self.last:
-            return None
-        return seen_by(self.last["score_w"], self.last["score_l"], preview.kept(), self.coordinates.total)
+        """The same, read; None before the first look."""
+        return Move(*self.remembered(preview).tolist()) if self.last else None
 
     def preview(self) -> AdamPreview | SgdPreview | None:
         """What the optimizer would do next."""

@@ -326,11 +326,12 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     check_pairs(config.data)  # before any weights are read
     precision = Precision.of(config, device)
     precision.set_up()
-    loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device)
+    to_shard = config.execution.parallel == "fsdp"
+    loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device, to_shard=to_shard)
     use_precision(loaded.model, precision)
     prepared = prepare_data(config.data, loaded.tokenizer, job.store.cache)
     data, held_out = prepared.train, prepared.held_out
-    schedule = Schedule.of(config, len(data.pairs), data.lengths)
+    schedule = Schedule.of(config, len(data.pairs), data.lengths, data.behind)
     state = step_state(config, job.store, loaded, data, schedule, device, workers, rank)
     probe = Probe.of(config, state.policy, held_out, loaded.tokenizer)
     fresh = None

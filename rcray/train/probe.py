@@ -20,7 +20,7 @@ from rcray.config import RunConfig
 from rcray.data.encoded import EncodedPair, EncodedPairs
 from rcray.models.capabilities import capabilities_of
 from rcray.models.distribution import TokenMeans, Watch
-from rcray.models.inference import one_batch_sums, pair_sums
+from rcray.models.inference import pair_sums, plain_sums
 from rcray.train.micro import Policy
 
 MISPLACED_PAIRS = 8  # prompts with answers that belong to nothing; a quarter of the default probe set
@@ -71,7 +71,7 @@ class Probe:
             policy,
             EncodedPairs(pairs, held_out.report),
             misplaced,
-            one_batch_sums if one_shape else pair_sums,
+            plain_sums if one_shape else pair_sums,
             watch,
         )
         return replace(probe, start=probe._read())  # the first reading of a watch records

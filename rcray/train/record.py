@@ -7,7 +7,7 @@ from typing import Any
 
 from rcray.calibration import Calibration, observe, predicted_pathway
 from rcray.calibration.band import Statistics
-from rcray.calibration.update import Foreseen, Move
+from rcray.calibration.update import Move, own_move
 from rcray.train.look import Look
 from rcray.train.micro import Decision
 
@@ -40,18 +40,16 @@ class StepOutcome:
     lost: str = ""  # why no update was made, if none was
 
 
-def judge(look: Look, foreseen: Foreseen | None, log_alpha: float, decisions: Sequence[Decision]) -> Judged:
-    """What a look says of the update that is made with this factor."""
-    move = foreseen.move(log_alpha) if foreseen else None
-    if foreseen is None or move is None or not math.isfinite(move.w + move.l):  # a gradient that overflowed
+def judge(look: Look, seen: Sequence[float], decisions: Sequence[Decision]) -> Judged:
+    """What a look says of the update that is made; `seen` as in `Foreseen.judged`, empty where nothing is foreseen."""
+    if not seen or not math.isfinite(seen[0] + seen[1]):  # a gradient that overflowed
         return Judged(look)
     scaled = [d.calibration.calibrated for d in decisions]
     weight_w = _mean([s.sign_w * math.exp(s.log_d_w) for s in scaled])
     weight_l = _mean([s.sign_l * math.exp(s.log_d_l) for s in scaled])
-    own = foreseen.own_move(log_alpha, weight_w, weight_l)
     here = _mean([s.log_r for s in scaled])
-    lower, upper = (here + 2 * edge for edge in foreseen.band())
-    return Judged(look, own, move, (lower, upper))
+    lower, upper = (here + 2 * edge for edge in seen[4:])
+    return Judged(look, own_move(seen[2:4], weight_w, weight_l), Move(*seen[:2]), (lower, upper))
 
 
 def row_of(outcome: StepOutcome) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from rcray.train.baseline import kl_baseline
 from rcray.train.look import Looks
 from rcray.train.micro import Policy
 from rcray.train.parallel import ProcessGroup, Workers, clip_norm, shard, sum_gradients
-from rcray.train.parts import may_share_prompts, score_source
+from rcray.train.parts import Scoring, may_share_prompts, score_source
 from rcray.train.scaling import LossScaling
-from rcray.train.step import Scoring, StepState, Update
+from rcray.train.step import StepState, Update
 
 
 def step_state(
@@ -46,14 +46,14 @@ def step_state(
     reference = frozen = None
     traits = config.objective.traits
     if config.needs_reference:
-        if traits.token_level or _has_baseline(config):  # cached sums are not enough: keep the frozen model itself
+        if traits.token_level or has_baseline(config):  # cached sums are not enough: keep the frozen model itself
             frozen = loaded.model if config.model.trains_adapters else _frozen_copy(config, store, device)
         if not traits.token_level:
             reference = reference_logps(loaded, data, store.cache, device).to(device)
     return with_references(config, loaded.model, data, schedule, device, workers, rank, reference, frozen)
 
 
-def _has_baseline(config: RunConfig) -> bool:
+def has_baseline(config: RunConfig) -> bool:
     """Whether the objective reads what the model makes of mismatched pairs."""
     return isinstance(config.objective, Kto) and config.objective.baseline == "kl"
 
@@ -105,16 +105,16 @@ def with_references(
     factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
     precision, baseline = allowed.precision, None
-    if _has_baseline(config):
-        baseline = kl_baseline(model, frozen, config.likelihood, config.data.max_length, precision, group.reduce)
+    if has_baseline(config):
+        baseline = kl_baseline(model, frozen, config.likelihood, precision, group.reduce)
     policy = Policy(
         model=model,
         objective=objective,
         likelihood=config.likelihood,
         reference=reference,
         live_reference=frozen if traits.token_level else None,
-        side_weights=data.side_weights,
         baseline=baseline,
+        longest=config.data.max_length,
         share_prompts=sharing,
         window=allowed.window,
         short_mlp=short_mlp,
@@ -190,7 +190,7 @@ def build_optimizer(
         return torch.optim.SGD(trained, train.learning_rate, train.momentum, weight_decay=train.weight_decay)
     options: dict[str, Any] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(trained, **options, fused=True if device.type == "cuda" else None)
+        return torch.optim.AdamW(trained, **options, fused=True if device.type != "cpu" else None)
     if train.optimizer.startswith("paged") and device.type == "cpu":
         raise ConfigError(
             f"train.optimizer: {train.optimizer!r} pages a GPU's memory, and this run is on the CPU", fix="use adamw"

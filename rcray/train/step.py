@@ -25,7 +25,7 @@ from torch.profiler import record_function
 
 from rcray.calibration import Calibrator, Reduce, observe
 from rcray.calibration.scores import Gradients, Products, SideScores
-from rcray.calibration.update import AdamPreview, Drift, Move, SgdPreview, UpdateCalibrator
+from rcray.calibration.update import AdamPreview, Drift, Foreseen, Move, SgdPreview, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
 from rcray.objectives.base import PairLogps, incentives
@@ -33,24 +33,13 @@ from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.look import Fresh, Look, Looks
 from rcray.train.micro import CutPart, Policy, ReadOff, Window, add_gradients, of_both_sides, record_of
 from rcray.train.parallel import Workers
-from rcray.train.parts import HeadPart, ScoreSource, WatchedPart
+from rcray.train.parts import HeadPart, Scoring
 from rcray.train.profile import PHASE
-from rcray.train.record import Decision, Judged, StepOutcome, judge
+from rcray.train.record import Decision, StepOutcome, judge
 from rcray.train.scaling import OVERFLOW, LossScaling
 
 Micro = ReadOff | ExtraGradients
 Branches = tuple[Gradients, Gradients]  # the gradient's parts through the chosen and through the rejected answers
-
-
-@dataclass
-class Scoring:
-    """Where scores are measured, and over which pairs."""
-
-    per_micro_batch: bool  # the window of the statistics; the same with calibration off, so that curves compare
-    source: ScoreSource | None = None  # where they are read off the backward
-    parameters: Sequence[Tensor] = ()  # where they are measured by extra gradients, without a source
-    full_parameters: Sequence[Tensor] = ()  # for the band over all parameters, recorded beside the first where asked
-    check_sketch_every: int = 0  # steps between two looks at the exact scores beside a sketch; 0: never
 
 
 @dataclass
@@ -88,6 +77,10 @@ class StepState:
         """Whether the winner fell past the guard."""
         return self.guard is not None and self.drift.mean.w < -self.guard
 
+    def steer(self, rule: UpdateCalibrator, memory: Move | None, preview: AdamPreview | SgdPreview) -> float:
+        """log alpha by the update to come."""
+        return rule.decide(memory, preview.settles, self.drift.mean, guarding=self.guarding)
+
     def decide(self, window: Window, evidence: Sequence[float] | None = None) -> Decision:
         """Decides for a window, once; its evidence is read off the device unless it is given."""
         if window.decision is None:
@@ -116,22 +109,21 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
         windows.append(window)
         _backward(state, part, window, log_alpha, branches)
 
-    judged = None
+    seen: list[Tensor] = []
     gradients = [*branches[0], *branches[1]] if branches else [p.grad for p in update.parameters if p.grad is not None]
     if update.scaling:
         update.scaling.unscale(gradients)
     if look and branches:
-        for window in windows:
-            state.decide(window)
-        judged, log_alpha = _join_branches(state, look, branches, [window.made for window in windows])
+        look, seen, log_alpha = _join_branches(state, look, branches)
     elif workers.sum_gradients:
         with record_function(PHASE + "workers"):
             workers.sum_gradients(gradients)
     with record_function(PHASE + "clip"):
         clipped = update.clip(update.parameters, update.clip_norm)
     guarding = state.guarding
-    numbers = read_step(windows, clipped, step, state.decide, workers.reduce)
+    numbers = read_step(windows, clipped, step, state.decide, workers.reduce, seen)
     decisions, norm, sums = [window.made for window in windows], numbers.norm, numbers.sums
+    judged = judge(look, numbers.seen, decisions) if look else None
     sound = update.scaling is None or update.scaling.settle(norm)
     if sound and not math.isfinite(norm):
         pairs = [int(i) for batch in batches for i in batch.index]
@@ -166,6 +158,9 @@ def _take_look(state: StepState, fresh: Fresh | None) -> Look | None:
         return None
     with record_function(PHASE + "look"):
         look = state.looks.take(fresh)
+        if isinstance(state.calibrator, UpdateCalibrator):
+            return look  # read when the branches are known
+        look = state.looks.settled(look)
     state.drift.add(look.pairs, look.drift)
     return look
 
@@ -176,34 +171,30 @@ def _factor_between_looks(state: StepState) -> float:
         return 0.0
     preview = state.looks.preview()
     assert preview is not None  # refused in the configuration
-    return _steer(state, state.calibrator, preview)
+    return state.steer(state.calibrator, state.looks.memory(preview), preview)
 
 
-def _steer(state: StepState, calibrator: UpdateCalibrator, preview: AdamPreview | SgdPreview) -> float:
-    """log alpha by the update to come."""
-    assert state.looks is not None
-    memory = state.looks.memory(preview)
-    return calibrator.decide(memory, preview.settles, state.drift.mean, guarding=state.guarding)
-
-
-def _join_branches(
-    state: StepState, look: Look, branches: Branches, decisions: Sequence[Decision]
-) -> tuple[Judged, float]:
-    """Makes the gradient of its two parts, and asks the look what the update will do."""
-    assert state.looks is not None
+def _join_branches(state: StepState, look: Look, branches: Branches) -> tuple[Look, list[Tensor], float]:
+    """Makes the gradient of its two parts by what the look says of them; what it says of the update is not read yet."""
+    looks, calibrator = state.looks, state.calibrator
+    foreseen: Foreseen | None
+    assert looks is not None
     with record_function(PHASE + "look"):
         if state.workers.sum_gradients:
             for side in branches:
                 state.workers.sum_gradients(side)
-        foreseen = state.looks.foresee(look, *branches)
-        log_alpha = 0.0
-        if isinstance(state.calibrator, UpdateCalibrator) and foreseen is not None:
-            state.calibrator.look(foreseen)
-            log_alpha = _steer(state, state.calibrator, foreseen.preview)
-        judged = judge(look, foreseen, log_alpha, decisions)
+        if isinstance(calibrator, UpdateCalibrator):
+            asked = looks.ask(look, *branches, calibrator.log_alpha)
+            look, foreseen = asked.look, asked.foreseen
+            state.drift.add(look.pairs, look.drift)
+            calibrator.look(asked.foreseen, asked.response)
+            log_alpha = state.steer(calibrator, asked.memory, asked.foreseen.preview)
+        else:
+            foreseen, log_alpha = looks.foresee(look, *branches), 0.0
+        seen = [foreseen.judged(log_alpha)] if foreseen else []
         for parameter, from_w, from_l in zip(state.update.parameters, *branches, strict=True):
             parameter.grad = from_w.mul_(math.exp(log_alpha)).add_(from_l, alpha=math.exp(-log_alpha))
-    return judged, log_alpha
+    return look, seen, log_alpha
 
 
 def _backward(
@@ -229,12 +220,9 @@ def _backward(
     for batch in batches:
         micro = _forward(state, batch, window, apart=several or branches is not None)
         seed_w, seed_l = _seeds(state, batch, micro.pairs, window)
-        if published or isinstance(micro, ExtraGradients):
-            _add_scores(state.scoring, micro, window)
+        _add_scores(state.scoring, micro, window)
         if several or not published:
             go(micro, seed_w * up, seed_l * down)
-        if not published and isinstance(micro, ReadOff):
-            _add_scores(state.scoring, micro, window)
     window.close(state.workers.reduce)
     if not published:
         return
@@ -254,13 +242,11 @@ def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> 
     """Forwards a micro-batch; `apart`: each side in a graph of its own."""
     policy, source = state.policy, state.scoring.source
     alone = not apart and state.workers.count == 1 and window.pairs == len(batch.index)
-    # Watching asks how small a seed is, and off the CPU that is a wait.
-    adapters = CutPart if isinstance(state.calibrator, Calibrator) or policy.device.type != "cpu" else WatchedPart
 
     def part(layout: Any, weights: Tensor | None) -> Any:
         assert source is not None
         if source.block is not None:
-            return adapters(policy.model, layout, source.block, policy.short_mlp)
+            return CutPart(policy.model, layout, source.block, policy.short_mlp)
         return HeadPart(policy.model, layout, source.projection, policy.short_mlp, weights, alone=alone)
 
     with record_function(PHASE + "forward"):
@@ -312,6 +298,7 @@ class StepNumbers:
     sums: list[float]  # as in Recorded, over the pairs of all workers
     real_tokens: float
     computed_tokens: float
+    seen: list[float]  # what a look says of the update
 
 
 def read_step(
@@ -320,8 +307,9 @@ def read_step(
     step: int,
     decide: Callable[[Window, Sequence[float]], Decision],
     reduce: Reduce | None,
+    seen: Sequence[Tensor] = (),
 ) -> StepNumbers:
-    """The one wait of a step: gradient norm, sums over its pairs, tokens, and what is not decided yet.
+    """The one wait of a step: gradient norm, sums over its pairs, tokens, what is not decided yet, what a look saw.
 
     Raises:
         DegenerateRunError: the loss of a pair is not finite.
@@ -333,7 +321,7 @@ def read_step(
     shared = shared if reduce is None else reduce.sum(shared)
     undecided = [(w, w.evidence) for w in windows if w.decision is None and w.evidence is not None]
     losses = torch.stack([part.sums[0] for part in recorded])
-    found = torch.cat([norm.detach().reshape(1).double(), shared, losses, *(e for _, e in undecided)]).tolist()
+    found = torch.cat([norm.detach().reshape(1).double(), shared, losses, *(e for _, e in undecided), *seen]).tolist()
     for part, loss in zip(recorded, found[9:], strict=False):
         if not math.isfinite(loss):
             raise part.broken(step)
@@ -341,4 +329,4 @@ def read_step(
     for window, evidence in undecided:
         decide(window, found[at : at + len(evidence)])
         at += len(evidence)
-    return StepNumbers(found[0], found[1:7], found[7], found[8])
+    return StepNumbers(found[0], found[1:7], found[7], found[8], found[at:])

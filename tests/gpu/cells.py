@@ -20,7 +20,7 @@ PRESETS = ("pythia-410m", "pythia-2.8b", "mistral-7b", "qwen2.5-7b")
 FAMILIES = ("simpo", "ti-dpo", "tdpo", "kto")
 
 
-def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, **settings):
+def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, looking=False, **settings):
     given = {
         "model": model,
         "data": "ultrafeedback",
@@ -30,14 +30,16 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, **s
         **settings,
     }
     config = RunConfig.model_validate(given)
-    return {"config": config.model_dump(mode="json"), "lengths": lengths, "layers": layers}
+    return {"config": config.model_dump(mode="json"), "lengths": lengths, "layers": layers, "looking": looking}
 
 
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
 LONG = (20, BETWEEN - 20, BETWEEN - 20)
+#: All layers of this one: what the plan says of a preset is measured at every run of the tests.
+MEASURED = "pythia-410m"
 CELLS = {
-    **{name: cell(name, lengths=LONG) for name in PRESETS},
+    **{name: cell(name, lengths=LONG, layers=None if name == MEASURED else LAYERS) for name in PRESETS},
     "full official": cell("pythia-410m", fidelity="official"),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
@@ -45,8 +47,20 @@ CELLS = {
     "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}),
     "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}),
 }
-#: All layers: a minute and more for the four of them.
-WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS}
+#: Steps of runs that take looks, with one and between two.
+UPDATE = {"kind": "update", "look_every": 10}
+LOOKING = {
+    "look, update": cell("mistral-7b", calibration=UPDATE, looking=True),
+    "look, update, full": cell("pythia-410m", calibration=UPDATE, looking=True),
+    "look, update, float16": cell("mistral-7b", fidelity="official", calibration=UPDATE, looking=True),
+    "look, published": cell("mistral-7b", calibration={"look_every": 10}, looking=True),
+    "look, none": cell("mistral-7b", rc=False, calibration={"look_every": 10}, looking=True),
+    "between, update": cell("mistral-7b", calibration=UPDATE),
+    "between, none": cell("mistral-7b", rc=False, calibration={"look_every": 10}),
+}
+CELLS |= LOOKING
+#: All layers of the others: a minute and more.
+WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS if name != MEASURED}
 
 
 @cache

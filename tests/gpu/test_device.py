@@ -1,12 +1,17 @@
 """A GPU that was asked for is used or refused; no other is touched; one compute precision per run."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from rcray import doctor
 from rcray.config import run_id
+from rcray.data.batch import collate
+from rcray.data.encoded import EncodedPair
+from rcray.data.layout import worth_packing
 from rcray.errors import ConfigError
-from rcray.models import cards
+from rcray.models import cards, head
 from rcray.models.capabilities import capabilities_of
 from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
@@ -157,3 +162,31 @@ def test_a_checkpoint_written_by_a_thread_is_the_one_of_its_moment(tmp_path):
     assert all(torch.equal(kept[name], p) for name, p in model.named_parameters())
     assert scheduler.last_epoch == 1
     assert {int(state["step"]) for state in optimizer.state.values()} == {1}
+
+
+@pytest.mark.parametrize(("vocabulary", "least"), [(50_304, 1500), (152_064, 600)])
+def test_a_large_head_is_read_for_many_tokens_at_once(monkeypatch, vocabulary, least):
+    """A GPU's memory decides how many: 55 tokens of Qwen's were a chunk when a CPU's budget held for all."""
+    card = SimpleNamespace(total_memory=48 * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    weight = SimpleNamespace(shape=(vocabulary, 3584))
+
+    def tokens(device):
+        return head._chunk(SimpleNamespace(device=torch.device(device)), weight)
+
+    assert tokens("cpu") < 200 < least < tokens("cuda")
+    card.total_memory = 16 * 10**9
+    assert 100 < tokens("cuda") < least, "and a smaller card has room for fewer"
+
+
+def test_rows_are_packed_where_that_device_is_spared_enough():
+    """A mask that the kernel does not skip costs a small model on a GPU more than the prompt's layers spare it."""
+    pairs = [EncodedPair("a", (1,) * 600, (1,) * 300, (1,) * 300)]
+    batch = collate(pairs, [0])
+    assert worth_packing(batch), "on a CPU"
+    assert worth_packing(batch, 4096) and worth_packing(batch, 4096, skips=True)
+    short = collate([EncodedPair("a", (1,) * 40, (1,) * 900, (1,) * 900)], [0])
+    assert not worth_packing(short) and not worth_packing(short, 4096) and not worth_packing(short, 4096, skips=True)
+    between = collate([EncodedPair("a", (1,) * 300, (1,) * 600, (1,) * 600)], [0])
+    assert worth_packing(between, 4096) and not worth_packing(between, 1024)
+    assert worth_packing(between, 1024, skips=True), "by a kernel that leaves out what is masked"

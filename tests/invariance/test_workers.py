@@ -8,11 +8,15 @@ import torch.multiprocessing as mp
 from rcray.calibration import Calibrator
 from rcray.calibration.update import UpdateCalibrator
 from rcray.config.model import ModelConfig
+from rcray.data.batch import Schedule
+from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.models.capabilities import capabilities_of
 from rcray.models.load import load_model
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import objective
 from rcray.train import parallel
+from rcray.train.ahead import Ahead
+from rcray.train.baseline import kl_baseline
 from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
 from rcray.train.look import Fresh, Looks
 from rcray.train.micro import Policy
@@ -24,12 +28,12 @@ from tests.math.test_one_backward import half, make_batch
 from tests.ray.heads import free_ports
 
 PAIRS = 4
-CASES = {"full": "tiny-neox", "lora": "tiny-mistral"}
+CASES = {"full": "tiny-neox", "lora": "tiny-mistral", "qlora": "tiny-neox"}
 
 
 def build(directory, method, way, kind="published"):
     config = ModelConfig(name=directory, method=method, lora={"r": 4, "alpha": 8})
-    model = load_model(config, None, seed=1).model
+    model = load_model(config, None, seed=1, to_shard=way == "fsdp").model
     torch.manual_seed(3)
     for name, p in model.named_parameters():
         if "lora_B" in name:
@@ -59,7 +63,7 @@ def build(directory, method, way, kind="published"):
         policy=policy,
         scoring=Scoring(per_micro_batch=True, source=source),
         update=Update(optimizer, schedule, batch_size=PAIRS, clip_norm=0.5, clip=clip),
-        calibrator=Calibrator(0.9) if kind == "published" else UpdateCalibrator(),
+        calibrator={"published": Calibrator(0.9), "update": UpdateCalibrator()}.get(kind),
         workers=workers,
         looks=Looks(policy, optimizer, 0.5, rank=rank, **together) if kind == "update" else None,
     )
@@ -73,6 +77,30 @@ def looking_steps(state, batch, fresh):
     """A look at the first and at the third of four steps."""
     looks = {0: fresh, 2: fresh}
     return [row_of(optimizer_step(state, [batch], step + 1, looks.get(step))) for step in range(4)]
+
+
+def kto_steps(directory, method, way):
+    """Two steps of KTO with its baseline on rows of which 8 are wanted and 3 are not."""
+    generator = torch.Generator().manual_seed(9)
+    tokens = [tuple(torch.randint(5, 400, (3 + i,), generator=generator).tolist()) for i in range(12)]
+    data = [EncodedPair(str(i), tokens[i], tokens[-i], tokens[i % 3], tokens[4 + i % 3], (i, i % 3)) for i in range(8)]
+    state = build(directory, method, way, None)
+    policy, workers = state.policy, state.workers
+    frozen = policy.model if method == "lora" else load_model(ModelConfig(name=directory), None).model.eval()
+    sums = [-20 - torch.arange(8.0, dtype=torch.float64) for _ in range(4)]
+    policy.objective, policy.reference = objective("kto", baseline="kl", beta=0.3), ReferenceLogps(*sums)
+    policy.baseline = kl_baseline(policy.model, frozen, "sum", policy.precision, workers.reduce)
+    rank = 0 if way == "one" else dist.get_rank()
+    behind = EncodedPairs(data, EncodeReport()).behind
+    ahead = Ahead(policy, data, Schedule(8, PAIRS, PAIRS, 1, 0, behind=behind), rank, workers.count)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            p.mul_(1.02)  # a policy at its reference has a baseline of 0
+    rows = []
+    for step in range(2):
+        (batch,) = ahead.at(step)
+        rows.append({"baseline": float(policy.baseline(batch)), **row_of(optimizer_step(state, [batch], step + 1))})
+    return rows
 
 
 def worker(rank, port, cache, results):
@@ -97,6 +125,7 @@ def train(rank, directory, method, results):
         batch = whole if way == "one" else mine
         fresh = Fresh([batch], PAIRS, torch.full((2, len(batch.index)), -20.0, dtype=torch.float64))
         rows[f"{way}, update"] = looking_steps(state, batch, fresh)
+        rows[f"{way}, kto"] = kto_steps(directory, method, way)
 
     # Two steps, a checkpoint, and the third step in a new model: as if nothing had happened, sharded or whole.
     state = build(directory, method, "fsdp")
@@ -135,7 +164,11 @@ def test_whole_or_sharded_it_is_one_training(trained, method):
         for expected, got in zip(found["rows"]["one, update"], found["rows"][f"{way}, update"], strict=True):
             for name in ("log_alpha", "predicted_dz_w", "next_dz_l", "batch_dz_w", "fresh_drift_w", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-3, nan_ok=True), (way, name)
+        for expected, got in zip(found["rows"]["one, kto"], found["rows"][f"{way}, kto"], strict=True):
+            for name in ("baseline", "loss", "d_w", "d_l", "grad_norm"):
+                assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), (way, name)
     assert any(row["log_alpha"] for row in found["rows"]["one, update"])
+    assert any(row["baseline"] > 0.01 for row in found["rows"]["one, kto"])
     start = found["weights"]["one"]
     for way in ("ddp", "fsdp", "resumed fsdp", "resumed ddp"):
         got = found["weights"][way]

@@ -10,7 +10,7 @@ import rcray.models.head as chunked
 from rcray.data.batch import collate
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.models.distribution import Watch
-from rcray.models.inference import one_batch_sums, pair_sums
+from rcray.models.inference import pair_sums, plain_sums
 
 CPU = torch.device("cpu")
 SIZES = ((9, 5, 4), (3, 7, 6), (12, 2, 9), (4, 4, 1), (1, 6, 6))  # prompt, chosen, rejected: packed rows and plain ones
@@ -55,7 +55,7 @@ def plainly(model, start, pairs):
     return [values[answers].mean().item() for values in of_tokens]
 
 
-@pytest.mark.parametrize("sums", [pair_sums, one_batch_sums])
+@pytest.mark.parametrize("sums", [pair_sums, plain_sums])
 @pytest.mark.parametrize("trained_head", [True, False])
 def test_a_reading_equals_full_logits(model, pairs, sums, trained_head, monkeypatch):
     monkeypatch.setattr(chunked, "chunk_tokens", lambda vocabulary: 3)

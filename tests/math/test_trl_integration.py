@@ -218,15 +218,16 @@ def test_the_package_does_not_need_trl():
 def test_a_lora_model_is_measured_at_its_adapters(build, weights):
     from peft import LoraConfig, get_peft_model
 
-    def adapted():
-        return get_peft_model(
-            copy.deepcopy(weights), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
-        )
+    settings = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
 
-    trainer = build(model=adapted(), more={"calibrator": Calibrator()})
-    names = {id(p): name for name, p in trainer.model.named_parameters()}
-    measured = [names[id(p)] for p in trainer._score_parameters]
-    assert measured and all("layers.1." in name and "lora_" in name for name in measured), "the last block's"
+    def adapted():
+        return get_peft_model(copy.deepcopy(weights), settings)
+
+    handed_over = {"model": copy.deepcopy(weights), "more": {"calibrator": Calibrator(), "peft_config": settings}}
+    for trainer in (build(**handed_over), build(model=adapted(), more={"calibrator": Calibrator()})):
+        names = {id(p): name for name, p in trainer.model.named_parameters()}
+        measured = [names[id(p)] for p in trainer._score_parameters]
+        assert measured and all("layers.1." in name and "lora_" in name for name in measured), "the last block's"
     trainer.train()
     assert any("band/rho" in entry for entry in trainer.state.log_history)
     with pytest.raises(ConfigError, match="scores='head' needs a trainable output head") as refused:

@@ -17,6 +17,7 @@ from rcray.calibration.update import (
     Response,
     SgdPreview,
     UpdateCalibrator,
+    own_move,
     seen_by,
 )
 
@@ -164,7 +165,7 @@ def test_the_batchs_own_move_weighs_pairs_by_their_incentives():
     """One incentive for all pairs: then it is the mean move of the batch."""
     parameter, optimizer, preview = trained("adam", 5)
     foreseen = foreseen_from(preview(optimizer, parameter))
-    own = foreseen.own_move(0.2, 0.6, 0.5)
+    own = own_move(foreseen.judged(0.2)[2:4].tolist(), 0.6, 0.5)
     update = really(optimizer, parameter, foreseen.gradient(0.2)[0])
     assert own.w == pytest.approx(float(-foreseen.branch_w / 0.6 @ update), rel=1e-9)
     assert own.l == pytest.approx(float(foreseen.branch_l / 0.5 @ update), rel=1e-9)

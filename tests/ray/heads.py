@@ -26,6 +26,19 @@ def free_ports(count):
     return ports
 
 
+def start_ray(tries=8, **options):
+    """`ray.init` of a private Ray, again where a busy machine took longer than the half minute that Ray waits."""
+    import ray
+
+    for left in reversed(range(tries)):
+        try:
+            return ray.init(address="local", include_dashboard=False, log_to_driver=False, **options)
+        except Exception as error:  # Ray has no type for it
+            if "timed out during startup" not in str(error) or not left:
+                raise
+            ray.shutdown()
+
+
 @dataclass(frozen=True)
 class Head:
     """Where a head listens, and the environment its clients need."""

@@ -14,6 +14,7 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.evaluate.remote import evaluate_many
 from rcray.store import Store
 from rcray.train.launch import launch
+from tests.ray.heads import start_ray
 from tests.small_runs import small_config
 
 pytestmark = pytest.mark.ray
@@ -63,7 +64,7 @@ def test_two_models_at_once_without_loading_either_twice(two_runs, store, tmp_pa
 
     loads = tmp_path / "loads"
     setup = {"env_vars": {"LOADS": str(loads)}, "worker_process_setup_hook": counting_hook()}
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=setup)
+    start_ray(num_cpus=2, runtime_env=setup)
     try:
         found = {}
         evaluate_many(two_runs, store, SETTINGS, lambda config, outcome: found.update({run_id(config): outcome}))

@@ -13,6 +13,7 @@ import yaml
 from rcray.config import load_experiment
 from rcray.sweep.grid import expand
 from tests.ray.heads import free_ports, running_head
+from tests.ray.sweeping import USER_CODE
 from tests.small_runs import SMALL
 
 pytestmark = pytest.mark.ray
@@ -61,10 +62,12 @@ class Line:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """What a user would upload: the package and one experiment."""
+    """What a user would upload: the package, an objective and one experiment."""
     directory = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "rcray", directory / "rcray", ignore=shutil.ignore_patterns("__pycache__"))
-    content = {"name": "small", "run": SMALL, "grid": {"objective": ["dpo", "cpo"]}}
+    shutil.copy(Path(USER_CODE) / "my_objectives.py", directory)
+    waits = {"name": "my_objectives:waits", "params": {"after": 2}}
+    content = {"name": "small", "run": SMALL, "grid": {"objective": [waits, "cpo"]}}
     (directory / "small.yaml").write_text(yaml.safe_dump(content))
     broken = {"name": "broken", "run": {**SMALL, "objective": "nowhere:to_be_found"}}
     (directory / "broken.yaml").write_text(yaml.safe_dump(broken))
@@ -89,9 +92,13 @@ def rcray(project, head, *arguments):
     return subprocess.run(command, cwd=project, env=head.environment, capture_output=True, text=True, timeout=600)
 
 
-def test_submit_follows_over_a_dropped_connection(project, head, shared_store):
+def test_submit_follows_over_a_dropped_connection(project, head, shared_store, tmp_path):
+    """Its first cell waits until the connection was lost, however busy the machine is."""
+    gate = tmp_path / "gate"
+    gate.touch()
     line = Line(int(head.dashboard.rpartition(":")[2]))
     command = [sys.executable, "-m", "rcray", "submit", "small.yaml", "--address", f"http://127.0.0.1:{line.port}"]
+    command += ["--env", f"RCRAY_TEST_GATE={gate}"]
     process = subprocess.Popen(
         command, cwd=project, env=head.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -102,12 +109,14 @@ def test_submit_follows_over_a_dropped_connection(project, head, shared_store):
             line.cut()
         if text.startswith("[connection lost"):
             line.open = True
+            gate.unlink()
     output = "".join(seen)
     assert process.wait(240) == 0, output
     assert output.count("[connection lost") == 1
     assert "[connected again]" in output
     assert "2 ok" in output
-    assert output.count("running    tiny-neox · dpo · no RC") == 1, "nothing twice"
+    started = [text for text in seen if text.startswith("running") and "waits" in text]
+    assert len(started) == 1, "nothing twice"
     for cell in expand(load_experiment(project / "small.yaml")):
         assert (shared_store / "runs" / cell.run_id / "final").is_dir(), "on the cluster's storage"
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from rcray.config import Experiment
 from rcray.records.columns import COLUMNS, pathway_of
+from rcray.records.progress import TRAINING, _Reporter
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell, expand
 
@@ -69,6 +70,8 @@ def make(store: Store, cell: Cell, status: str, error: str = "", steps: int = 0)
     """A cell that has no result: failed, oom, degenerate or running."""
     run = store.run(cell.run_id)
     write_status(run, cell, status, error=error, step=steps)
+    if status == "running":  # by this process
+        _Reporter(run.path)(TRAINING, steps, cell.config.total_steps or 0)
     if steps:
         write_dynamics(run, cell, steps)
     return run

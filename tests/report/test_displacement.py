@@ -63,6 +63,10 @@ def test_the_table_has_a_row_for_every_cure_and_the_verdict_follows_from_it(comp
         (title, rc) for title in ("DPO", "DPOP") for rc in ("w/o", "w/ (published)", "w/ (normalised)")
     ]
     assert "open" in text and "100.0" in text
+    assert table.columns[-1].key == "accuracy_gain_points"
+    shares = [row.entries[-2].value for row in table.rows]
+    gains = [row.entries[-1].value for row in table.rows]
+    assert gains[0] is None and gains[1:] == pytest.approx([share - shares[0] for share in shares[1:]])
     first, second, *rest = verdict(comparisons, "nats")
     assert first.endswith(
         "on every seed without calibration in 0 of 2, with published RC in 2 of 2, with normalised gradient in 2 of 2."

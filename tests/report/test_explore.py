@@ -230,6 +230,7 @@ def test_rows_of_a_running_cell_are_read_as_they_come(own):
     runs.write_dynamics(run, cells[0], 30, 1, columns={k: v[:30] for k, v in made_records(cells[0], 200).items()})
     for part in run.dynamics.glob("*00000200.parquet"):
         part.unlink()
+    (run.path / ".progress.json").unlink(missing_ok=True)
     watch = watch_experiments(store, [([], experiment(), cells)])
     before = watch.state()
     assert before["runs"][cells[0].run_id]["state"] == "pending", "nobody is at it"

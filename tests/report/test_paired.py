@@ -4,16 +4,20 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from rcray.aggregate import paired
 from rcray.aggregate.collect import collect
+from rcray.aggregate.displacement import displacement_table
 from rcray.aggregate.frame import ACCURACY, MARGIN
 from rcray.aggregate.groups import compare, difference
 from rcray.aggregate.paired import Weighted, mcnemar
 from rcray.aggregate.results import results_table
 from rcray.config import Experiment
 from rcray.errors import StoreError
+from rcray.evaluate.bootstrap import bootstrap
 from rcray.evaluate.preference import Shifts, preference_rows
 from rcray.records.evaluation import Evaluation, write_evaluation
 from rcray.records.items import Items, read_items, write_items
@@ -82,9 +86,49 @@ def test_errors_against_plain_formulas():
     expected = count * x.mean(1).var(ddof=1) + seeds * x.mean(0).var(ddof=1)
     expected -= (cells**2).sum() / ((seeds - 1) * (count - 1))
     assert paired._crossed(x, weighted(count)).stderr == pytest.approx(math.sqrt(expected / (seeds * count)))
-    assert paired._bootstrapped(x[0], weighted(count)) == pytest.approx(x[0].std() / math.sqrt(count), rel=0.1)
+    assert paired._bootstrapped(x[0], weighted(count)) == pytest.approx(stats.sem(x[0]))
     assert mcnemar(9, 3) == pytest.approx(stats.binomtest(3, 12).pvalue)
     assert mcnemar(0, 0) == 1
+
+
+def test_the_error_of_a_benchmark_is_that_of_drawing_its_documents():
+    """Tasks of unequal sizes that weigh the same; drawn here, known there."""
+    generator, sizes = np.random.default_rng(6), (40, 90, 250)
+    strata = np.repeat(range(3), sizes)
+    items = Weighted(
+        tuple(map(str, range(380))), strata, 1 / (3 * np.repeat(sizes, sizes)), strata * 1.0, False, is_benchmark=True
+    )
+    difference = generator.choice([1.0, -1.0, 0.0], size=380, p=[0.2, 0.1, 0.7])
+    means = [
+        bootstrap(size, lambda draws, own=difference[strata == task]: own[draws].mean(axis=1), 20_000).stderr
+        for task, size in enumerate(sizes)
+    ]
+    assert paired._bootstrapped(difference, items) == pytest.approx(math.hypot(*means) / 3, rel=0.02)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(30, 300), st.floats(0.05, 0.95), st.floats(0, 0.95), st.sampled_from("msb")
+)
+def test_an_error_item_by_item_is_smaller_where_items_go_together(seed, count, right, alike, kind):
+    """m: a mean, s: a share of pairs, b: a benchmark; against the errors that the two rows have by themselves."""
+    generator = np.random.default_rng(seed)
+    one, other = generator.random((2, count))
+    other = np.where(generator.random(count) < alike, one, other)
+    if kind != "m":
+        one, other = (one < right).astype(float), (other < right).astype(float)
+    difference, items = other - one, weighted(count)
+    if kind == "s":
+        n = count + 2  # half a pair in each of four cells: the same table of two answers, read with and without pairing
+        share = [(values.sum() + 1) / n for values in (one, other)]
+        together = (one * other).sum() + 0.5
+        covariance = together / n - share[0] * share[1]
+        plain = math.sqrt(sum(p * (1 - p) for p in share) / n)
+        found = paired._of_shares(difference).stderr
+    else:
+        covariance = float(np.cov(one, other)[0, 1])
+        plain = math.hypot(stats.sem(one), stats.sem(other))
+        found = paired._bootstrapped(difference, items) if kind == "b" else stats.sem(difference)
+    assert (found <= plain + 1e-12) == (covariance >= -1e-12) or abs(covariance) < 1e-9
 
 
 @pytest.fixture
@@ -161,6 +205,21 @@ def test_several_seeds_and_pairs_together(store, moves):
     assert found[MARGIN].value == pytest.approx(matrix.mean())
     assert found[MARGIN].stderr == pytest.approx(paired._crossed(matrix, weighted(PAIRS)).stderr)
     assert any("items and seeds together" in note for note in results_table("t", collect(store, cells)).notes)
+
+
+def test_cures_are_held_against_dpo_pair_by_pair(store, moves):
+    cells = cells_of(**{"objective": ["dpo", "dpop"]})
+    for cell, (win, lose) in zip(cells, moves, strict=False):
+        evaluated(store, cell, win, lose)
+    table = displacement_table(compare(collect(store, cells)), "nats")
+    assert table.columns[-1].key == "accuracy_gain_points"
+    alone, cure = (row.entries[-1] for row in table.rows)
+    assert alone.words == "–"
+    before, after = (((win - lose) > 0).astype(float) for win, lose in moves[:2])
+    assert cure.value == pytest.approx((after - before).mean())
+    assert cure.spread == pytest.approx(paired._of_shares(after - before).stderr)
+    assert "McNemar" in cure.tip
+    assert any("Δ DPO is that of the differences item by item" in note for note in table.notes)
 
 
 def test_items_of_another_measurement_are_not_taken(store, moves):

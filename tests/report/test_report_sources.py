@@ -105,6 +105,9 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
     cells = runs.cells_of(experiment)[:2]
     run = runs.write_ok(store, cells[0], steps=20)
     run.adjusted.write_text('{"note": "in smaller portions"}')
+    items = run.items("abc")
+    items.parent.mkdir()
+    items.write_bytes(b"of each pair")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
     owner = client.create_experiment(experiment.name, (tmp_path / "artifacts").as_uri())
@@ -114,6 +117,7 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
         if state == "FINISHED":
             for path in (run.status, run.evaluation, run.adjusted):
                 client.log_artifact(there, str(path))
+            client.log_artifact(there, str(items), "items")
             if whole:
                 pq.write_table(read_dynamics(run.dynamics), tmp_path / "dynamics.parquet")
                 client.log_artifact(there, str(tmp_path / "dynamics.parquet"))
@@ -126,5 +130,6 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
         assert [result.status for result in found] == ["ok", "pending"]
         assert str(found[0].metrics) == str(here[0].metrics)  # nan is not equal to itself
         assert found[0].note == here[0].note == "in smaller portions"
+        assert found[0].run.items("abc").read_bytes() == b"of each pair"
     with pytest.raises(StoreError, match="has no experiment 'elsewhere'"):
         fetch_runs(uri, ["elsewhere"], cells, tmp_path / "fetched")

@@ -3,10 +3,13 @@
 import json
 import math
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from rcray.records.columns import METRICS
+from rcray.records.evaluation import Evaluation, write_evaluation
+from rcray.records.items import Items, write_items
 from rcray.store import Store
 from rcray.track.book import Book, DeliveryBusyError
 from rcray.track.describe import flatten, params_of
@@ -133,6 +136,20 @@ def test_files_of_a_cell(store, tracker):
     assert [(row["benchmark"], row["value"]) for row in table] == [("preference", 0.75), ("mmlu", None)]
     assert found.run.newest["preference/accuracy"] == 0.75
     assert not any("mmlu" in name for name in found.run.newest), "no score is not a number"
+
+
+def test_items_of_the_newest_measurement_are_sent(store, tracker):
+    cell = make_cell()
+    finish(store, cell)
+    run = store.run(cell.run_id)
+    rows = run.read_evaluation().rows
+    for key in ("earlier", "newest"):
+        write_evaluation(run.evaluation, Evaluation(rows, {"preference": key}))
+        write_items(run.items(key), Items(("row 1",), ("",), {"accuracy": np.ones(1)}))
+    delivery_to(tracker, store, [cell]).deliver(final=True)
+    files = kept(tracker, cell).files
+    assert [name for name in files if name.startswith("items/")] == ["items/newest.parquet"]
+    assert files["items/newest.parquet"] == run.items("newest").read_bytes()
 
 
 def test_repeating_sends_nothing(store, tracker):

@@ -27,6 +27,11 @@ CELL_FILES = {
 }  # fmt: skip
 
 
+def cell_files(store, cell) -> set[str]:
+    """With what was measured on each held-out pair."""
+    return CELL_FILES | {f"items/{key}.parquet" for key in store.run(cell.run_id).read_evaluation().keys.values()}
+
+
 def write_experiment(folder: Path, name: str, objectives: list[str]) -> Path:
     run = {**SMALL, "data": {"train_pairs": 8 * STEPS, "eval_pairs": 16}}
     grid = {"objective": objectives, "calibration.enabled": [False, True]}
@@ -93,7 +98,8 @@ def test_four_cells_on_a_server_that_is_killed_and_restarted(store, server, tmp_
             assert len(client.get_metric_history(run.info.run_id, "in_band_share")) == STEPS
             # Only what delivers beside the training knows the environment that it ran in.
             unknown = {"environment.json", "requirements.txt"} if later else set()
-            assert CELL_FILES - unknown <= set(files_of(client, run.info.run_id)) <= CELL_FILES
+            expected = cell_files(store, cell)
+            assert expected - unknown <= set(files_of(client, run.info.run_id)) <= expected
             rows = json.loads(store.run(cell.run_id).evaluation.read_text())["rows"]
             for row in rows:
                 name = f"{row['benchmark']}/{row['metric']}"
@@ -126,5 +132,5 @@ def test_two_sweeps_at_once_on_one_fresh_database(store, tmp_path):
         assert len(parents) == 1 and set(found) == {cell.run_id for cell in cells}
         for cell in cells:
             assert_every_point_once(client, found[cell.run_id], store, cell)
-            assert set(files_of(client, found[cell.run_id].info.run_id)) == CELL_FILES
+            assert set(files_of(client, found[cell.run_id].info.run_id)) == cell_files(store, cell)
     assert sqlite3.connect(tmp_path / "shared.db").execute("pragma integrity_check").fetchone() == ("ok",)

@@ -169,7 +169,6 @@ def test_prompts_that_cannot_be_shared_are_not(store):
     [
         ({"execution": {"parallel": "fsdp"}}, "worker group"),
         ({"execution": {"parallel": "fsdp", "workers": 2}, "train": {"optimizer": "adamw8bit"}}, "adamw8bit"),
-        ({"execution": {"parallel": "fsdp", "workers": 2}, "model": {"method": "qlora"}}, "4-bit"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(settings, message):

@@ -81,6 +81,14 @@ def test_without_a_terminal_a_line_now_and_then(capsys, often):
     assert "tiny · dpo: training 3/9, 1.0 s each, 6 s left" in capsys.readouterr().out
 
 
+def test_what_is_awaited_is_said_until_a_cell_runs(capsys, often):
+    with LedgerScreen("t") as screen:
+        screen.refresh(Ledger((LedgerEntry("id", "tiny · dpo"),)))
+        assert "starting Ray and its processes" in capsys.readouterr().out
+        screen.refresh(Ledger((LedgerEntry("id", "tiny · dpo", State.OK),)))
+    assert "starting" not in capsys.readouterr().out
+
+
 def test_a_single_run_says_what_comes_before_its_first_step(tmp_path, capsys, often):
     with reporting(tmp_path), ProgressLine("tiny · dpo", tmp_path):
         report(REFERENCE, 64, 128)

@@ -168,3 +168,20 @@ def test_double_quantisation_is_asked_for(quick_cache):
 
     assert state(True).nested and not state(False).nested
     assert state(False).quant_type == "fp4"
+
+
+def test_what_is_to_be_sharded_is_the_same_weights_in_numbers_that_fsdp_can_cut(quick_cache):
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Params4bit
+
+    config = ModelConfig(name=str(quick_cache / "tiny-neox"), method="qlora", dtype="bfloat16")
+
+    def weights(*, to_shard):
+        model = load_model(config, quick_cache / "cache", to_shard=to_shard).model
+        return [p for p in model.parameters() if isinstance(p, Params4bit)]
+
+    packed, cut = weights(to_shard=False), weights(to_shard=True)
+    assert {p.dtype for p in packed} == {torch.uint8} and {p.dtype for p in cut} == {torch.bfloat16}
+    for one, other in zip(packed, cut, strict=True):
+        assert one.nbytes == other.nbytes
+        assert torch.equal(dequantize_4bit(one.data, one.quant_state), dequantize_4bit(other.data, other.quant_state))

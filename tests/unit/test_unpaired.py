@@ -1,10 +1,12 @@
 """Unpaired rows, {prompt, completion, label}: read, paired up, encoded, trained on; else refused."""
 
 import json
-import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rcray.config import run_id
@@ -15,6 +17,7 @@ from rcray.data.encode import Rendering, encode_pairs, whole_pair
 from rcray.data.encoded import EncodeReport
 from rcray.data.pairs import check_pairs, load_pairs
 from rcray.data.prepare import prepare_data
+from rcray.data.schedule import Schedule
 from rcray.data.survey import survey
 from rcray.data.unpaired import pair_up
 from rcray.errors import DataError
@@ -77,6 +80,44 @@ def test_rows_left_out_are_named_once_and_a_missing_label_is_refused():
     assert sum(isinstance(item, Pair) for item in items) == 3
     with pytest.raises(DataError, match=r"no usable row is unwanted \(label: false\)"):
         list(pair_up(answers(True, True)))
+
+
+@given(
+    counts=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    batch_size=st.integers(1, 12),
+    seed=st.integers(0, 3),
+    bucketing=st.booleans(),
+)
+def test_in_an_epoch_every_row_counts_in_one_step_and_there_once(counts, batch_size, seed, bucketing):
+    pairs, steps_of_rows = max(counts), [{}, {}]
+    behind = np.array([(i % counts[0], i % counts[1]) for i in range(pairs)])
+    sizes = np.arange(pairs) * 7 % 11 if bucketing else None
+    schedule = Schedule(pairs, batch_size, batch_size, epochs=2, seed=seed, sizes=sizes, behind=behind)
+    last = range(schedule.steps_per_epoch, schedule.total_steps)
+    for step in last:
+        weights = schedule.weights(step)
+        for rows in schedule.micro_batches(step):
+            for i in rows:
+                for side, row in enumerate(behind[i]):
+                    counted = steps_of_rows[side].setdefault(int(row), {})
+                    counted[step] = counted.get(step, 0) + weights[i, side]
+    for side in steps_of_rows:
+        for counted in side.values():
+            assert sorted(round(weight, 9) for weight in counted.values())[-1] == 1
+            assert sum(counted.values()) == pytest.approx(1)
+    if last and pairs % batch_size == 0:
+        assert tuple(map(len, steps_of_rows)) == counts
+
+
+def test_pairs_that_share_a_row_stay_together():
+    """So that all but two rows of a step have all their pairs in it, and the labels are mixed alike in every step."""
+    behind = np.array([(i, i % 30) for i in range(120)])
+    schedule = Schedule(120, 16, 4, epochs=1, seed=2, behind=behind)
+    counted = []
+    for step in range(schedule.total_steps):
+        rows = [i for part in schedule.micro_batches(step) for i in part]
+        counted.append(schedule.weights(step)[rows].sum(0))
+    assert all(wanted == 16 and 3 <= unwanted <= 5 for wanted, unwanted in counted)
 
 
 def test_a_file_is_split_by_rows_and_paired_within_each_part(file):
@@ -156,10 +197,9 @@ def test_two_prompts_survive_encoding_and_the_cache(file, store):
         )
     sums = prepared.train.lengths @ (2, 1, 1)
     assert sums[0] == pair.tokens
-    wanted, unwanted = prepared.train.side_weights
-    assert wanted == 1.0 and unwanted == pytest.approx(26 / 56)
-    again = prepare_data(config, loaded.tokenizer, store.cache)  # from the manifest
-    assert again.train.side_weights == (wanted, unwanted)
+    assert [len(set(side)) for side in prepared.train.behind.T.tolist()] == [56, 26]
+    again = prepare_data(config, loaded.tokenizer, store.cache)  # from the files
+    assert (again.train.behind == in_memory.behind).all()
 
 
 def test_each_side_is_cut_by_itself():
@@ -184,14 +224,15 @@ def test_objectives_say_rightly_whether_they_separate(name):
         return
     from dataclasses import replace
 
-    weighted = replace(batch.pairs, side_weights=(0.5, 2.0))
-    torch.testing.assert_close(bound.loss(weighted), 0.5 * found[0] + 2 * found[1])
+    weights = torch.tensor([[0.5, 1.0, 0.0], [2.0, 0.25, 1.0]], dtype=torch.float64)
+    weighted = replace(batch.pairs, weights=weights)
+    torch.testing.assert_close(bound.loss(weighted), weights[0] * found[0] + weights[1] * found[1])
     for double in (True, False):
         plain, seen = (incentives(bound, pairs, double=double) for pairs in (batch.pairs, weighted))
-        for side, weight in (("w", 0.5), ("l", 2.0)):
+        for side, weight in zip("wl", weights, strict=True):
             d, log_d = f"d_{side}", f"log_d_{side}"
             torch.testing.assert_close(getattr(seen, d), weight * getattr(plain, d))
-            torch.testing.assert_close(getattr(seen, log_d), getattr(plain, log_d) + math.log(weight))
+            torch.testing.assert_close(getattr(seen, log_d), getattr(plain, log_d) + weight.log())
 
 
 def test_what_unpaired_rows_are_not_for_is_refused(file):
@@ -209,7 +250,7 @@ def test_what_unpaired_rows_are_not_for_is_refused(file):
     with pytest.raises(ValidationError, match="format 'unpaired' has no meaning for 'synthetic'"):
         small_config(objective={"name": "kto"}, data={"format": "unpaired"})
     kl = {"name": "kto", "baseline": "kl"}
-    with pytest.raises(ValidationError, match="needs 2 pairs on each worker"):
+    with pytest.raises(ValidationError, match="is taken from 2 pairs at least"):
         run(objective=kl, train={"micro_batch_size": 1})
     with pytest.raises(ValidationError, match="micro_batch_tokens may leave one alone"):
         run(objective=kl, train={"micro_batch_tokens": 64})
@@ -236,6 +277,14 @@ def test_a_run_on_unpaired_rows_parts_the_two_labels(file, store, kind):
     gap = seen.probe_z_w - seen.probe_z_l
     assert gap.dropna().iloc[-1] > gap.iloc[0] + 0.5
     assert seen.d_l.iloc[0] == pytest.approx(seen.d_w.iloc[0] / 2, rel=0.2), "two wanted rows to an unwanted one"
+
+
+def test_a_plan_measures_a_step(file, store):
+    from rcray.sweep.measure import measure
+
+    data = {"name": str(file.usual()), "format": "unpaired", "train_pairs": 16, "eval_pairs": 4}
+    found = measure(small_config(data=data, objective={"name": "dil-bce"}), store)
+    assert found.pairs == 16 and found.pair_seconds > 0
 
 
 def test_show_pairs_prints_both_prompts(file, store):

@@ -70,14 +70,12 @@ def head_of(subject: Subject, results: Sequence[CellResult]) -> dict[str, Any]:
     }
 
 
-def run_of(
-    result: CellResult, *, doing: Progress | None = None, live: bool = False, points: int = POINTS
-) -> dict[str, Any]:
+def run_of(result: CellResult, *, doing: Progress | None = None, points: int = POINTS) -> dict[str, Any]:
     """One run as the page reads it; `doing`: what a living process says of it."""
     state, error = result.status, result.error
     if doing is not None:
         state = State.RUNNING
-    elif state is State.RUNNING:  # whoever carried it out is gone
+    elif state is State.RUNNING:  # whoever carried it out is gone since it was read
         state = State.PENDING
     try:
         records = step_records(result.run, live=doing is not None)
@@ -89,7 +87,7 @@ def run_of(
         "seed": result.seed,
         "label": result.cell.label,
         "state": str(state),
-        "interrupted": live and doing is None and result.status is State.RUNNING,
+        "interrupted": state is State.PENDING and max(result.step, recorded) > 0,
         "doing": doing.text if doing else "",
         "error": redact(error),
         "note": result.note,

@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from rcray.aggregate.explore.page import to_page
 from rcray.aggregate.explore.watch import Watch
-from rcray.errors import ConfigError
+from rcray.errors import ConfigError, RcrayError
+from rcray.secrets import redact
 
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
@@ -27,6 +28,11 @@ class PageServer(ThreadingHTTPServer):
         self.watch = watch
         super().__init__((HOST, port), _Handler)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that was closed while it was answered is no fault."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     @property
     def address(self) -> str:
         """What to open."""
@@ -38,13 +44,16 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
+        if self.headers.get("Host", "").partition(":")[0] not in _NAMES:
             return self._answer(HTTPStatus.FORBIDDEN, b"ask by 127.0.0.1\n", "text/plain")
         asked = urlsplit(self.path)
         if asked.path == "/":
             title = self.server.watch.state()["head"]["title"]
             return self._answer(HTTPStatus.OK, to_page(title, None).encode(), "text/html; charset=utf-8")
-        content = self._content(asked.path, parse_qs(asked.query))
+        try:
+            content = self._content(asked.path, parse_qs(asked.query))
+        except RcrayError as error:  # a file that cannot be read now; asked again in a moment
+            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{redact(error.message)}\n".encode(), "text/plain")
         if content is None:
             return self._answer(HTTPStatus.NOT_FOUND, b"nothing here\n", "text/plain")
         body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

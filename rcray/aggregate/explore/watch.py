@@ -35,7 +35,8 @@ class Watch:
         self._lock = threading.Lock()
         self._looked = 0.0
         self._subject: Subject | None = None
-        self._marks: dict[str, Any] = {}
+        self._marks: dict[str, tuple[Any, ...]] = {}
+        self._kept: dict[str, tuple[Any, ...]] = {}  # of what does not change with every step
         self._results: dict[str, CellResult] = {}
         self._runs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._head: dict[str, Any] = {}
@@ -84,36 +85,42 @@ class Watch:
             return
         subject, cells = self._watched()
         stopped = self._stopped()
-        changed = [run_id for run_id in self._runs if run_id not in {cell.run_id for cell in cells}]
-        for run_id in changed:
-            for known in (self._runs, self._results, self._marks):
+        gone = self._runs.keys() - {cell.run_id for cell in cells}
+        for run_id in gone:
+            for known in (self._runs, self._results, self._marks, self._kept):
                 known.pop(run_id, None)
-        for cell in cells:
-            if self._look_at(cell, stopped):
-                changed.append(cell.run_id)
-        if changed or subject != self._subject or not self._version:
-            self._version += 1
-            self._subject = subject
-            for run_id in changed:
-                if run_id in self._runs:
-                    self._runs[run_id] = (self._version, self._runs[run_id][1])
+        before = [self._standing(cell.run_id) for cell in cells]
+        changed = [cell.run_id for cell in cells if self._look_at(cell, stopped)]
+        if gone or subject != self._subject or before != [self._standing(cell.run_id) for cell in cells]:
+            self._subject = subject  # what tables say: a step more of a running cell does not change it
             self._head = head_of(subject, [self._shown(cell.run_id) for cell in cells])
+        elif not changed:
+            self._looked = time.monotonic()
+            return
+        self._version += 1
+        for run_id in changed:
+            self._runs[run_id] = (self._version, self._runs[run_id][1])
         self._looked = time.monotonic()
+
+    def _standing(self, run_id: str) -> tuple[Any, ...]:
+        return (self._runs[run_id][1]["state"], self._kept[run_id]) if run_id in self._runs else ()
 
     def _look_at(self, cell: Cell, stopped: dict[str, str]) -> bool:
         run = self._store.run(cell.run_id)
         doing = read_progress(run.path)
-        files = (run.status, run.evaluation, run.samples, run.adjusted, run.dynamics, run.path / LIVE)
         reason = stopped.get(cell.run_id, "")
-        mark = (*map(_mark, files), doing and (doing.phase, doing.done, doing.total), reason)
+        kept = (*map(_mark, (run.status, run.evaluation, run.samples, run.adjusted, run.dynamics)), reason)
+        mark = (kept, _mark(run.path / LIVE), doing and (doing.phase, doing.done, doing.total))
         if self._marks.get(cell.run_id) == mark:
             return False
         self._marks[cell.run_id] = mark
-        result = read_run(run, cell)
+        if self._kept.get(cell.run_id) != kept:
+            self._kept[cell.run_id] = kept
+            self._results[cell.run_id] = read_run(run, cell)
+        result = self._results[cell.run_id]
         if reason and result.status not in ENDED and doing is None:
             result = replace(result, status=State.STOPPED, error=reason)
-        self._results[cell.run_id] = result
-        self._runs[cell.run_id] = (0, run_of(result, doing=doing, live=True))
+        self._runs[cell.run_id] = (0, run_of(result, doing=doing))
         return True
 
     def _shown(self, run_id: str) -> CellResult:

@@ -12,7 +12,7 @@ class Kto(ObjectiveParams):
 
     By default the form of the RC paper, without baseline. With `baseline: kl` K is that of KTO's own paper: the mean
     log-ratio of every prompt of a micro-batch with the answer to another one, not below 0, without gradient. It costs
-    two forwards more, of policy and reference; each worker moves the answers of its own rows.
+    two forwards more, of policy and reference. The micro-batch is that of all workers, whatever their number.
     """
 
     name: Literal["kto"] = "kto"
@@ -32,7 +32,7 @@ class Kto(ObjectiveParams):
         d_l=Formula("β λ_l σ′(β (z̃_l - K))", r"\beta \lambda_l \sigma'\left(\beta (\tilde z_l - K)\right)"),
         where="K is 0 in the paper's form",
         source="Ethayarajh et al. 2024, arXiv:2402.01306",
-        caveats="`baseline: kl` needs micro-batches of at least 2 pairs on each worker",
+        caveats="`baseline: kl` needs micro-batches of at least 2 pairs",
     )
 
 

@@ -1,8 +1,8 @@
 """`python -m rcray.sweep.pretend`: steps on the pretended GPU, in a process that does nothing else.
 
 Without arguments the peaks of the presets are measured and written into rcray/sweep/peaks.json. With `--cells` it reads
-cells as JSON on standard input, `[{"config": ..., "lengths": [prompt, chosen, rejected], "layers": n}, ...]`, and
-answers with what was seen of each; with `--peak` one configuration, and answers with its peak.
+cells as JSON on standard input, `[{"config": ..., "lengths": [prompt, chosen, rejected], "layers": n, "looking": true},
+...]`, and answers with what was seen of each; with `--peak` one configuration, and answers with its peak.
 """
 
 import json
@@ -37,7 +37,9 @@ def main() -> None:
 def _answer(cell: dict) -> dict:
     config = RunConfig.model_validate(cell["config"])
     try:
-        seen = pretended_step(config, Lengths(*cell["lengths"]), layers=cell.get("layers"))
+        seen = pretended_step(
+            config, Lengths(*cell["lengths"]), layers=cell.get("layers"), looking=cell.get("looking", False)
+        )
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return seen.as_json()

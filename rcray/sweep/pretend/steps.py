@@ -8,14 +8,15 @@ from typing import Any
 import torch
 
 from rcray.config import RunConfig
-from rcray.data.batch import Schedule, collate
+from rcray.data.batch import Schedule, collate, mismatched
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.models.capabilities import use_precision
 from rcray.models.precision import Precision
 from rcray.models.reference import ReferenceLogps
 from rcray.sweep.pretend.device import Watch, pretend_device
 from rcray.sweep.pretend.models import pretended_model
-from rcray.train.setup import with_references
+from rcray.train.look import Fresh
+from rcray.train.setup import has_baseline, with_references
 from rcray.train.step import optimizer_step
 
 
@@ -50,8 +51,13 @@ class Seen:
         return asdict(self)
 
 
-def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = None, micro_batches: int = 2) -> Seen:
-    """Counts the second step, of so many micro-batches. Fewer layers where asked."""
+def pretended_step(
+    config: RunConfig, lengths: Lengths, *, layers: int | None = None, micro_batches: int = 2, looking: bool = False
+) -> Seen:
+    """Counts the second step, of so many micro-batches. Fewer layers where asked; `looking`: with a look, the second.
+
+    A run that takes looks is counted between two of them otherwise.
+    """
     device = pretend_device()
     size = config.train.micro_batch_size
     content = config.model_dump(mode="json")
@@ -65,17 +71,25 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
         data = EncodedPairs(pairs, EncodeReport())
         schedule = Schedule.of(config, len(pairs), data.lengths)
         reference = live = None
-        if config.needs_reference and config.objective.traits.token_level:
+        token_level = config.objective.traits.token_level
+        if config.needs_reference and (token_level or has_baseline(config)):
             live = loaded.model if config.model.trains_adapters else pretended_model(config.model, layers=layers).model
-        elif config.needs_reference:
+        if config.needs_reference and not token_level:
             reference = ReferenceLogps(*(torch.full((len(pairs),), -99.0).double() for _ in range(4))).to(device)
         state = with_references(config, loaded.model, data, schedule, device, 1, 0, reference, live)
         state.policy.model.train()
-        batches = [collate(pairs, range(i, i + size)) for i in range(0, len(pairs), size)]
+        parts = [range(i, i + size) for i in range(0, len(pairs), size)]
+        longest = config.data.max_length if state.policy.baseline else 0
+        batches = [collate(pairs, part, None, mismatched(pairs, part, longest) if longest else None) for part in parts]
+        fresh = None
+        if state.looks is not None:
+            shown = collate(made_up_pairs(config.calibration.look_pairs, lengths), range(config.calibration.look_pairs))
+            start = torch.full((2, config.calibration.look_pairs), -99.0, dtype=torch.float64)
+            fresh = Fresh([shown], config.calibration.look_pairs, start)
         weights = watch.live
-        optimizer_step(state, batches[:1], 1)  # from then on the optimizer has its moments
+        optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
-        optimizer_step(state, batches, 2)
+        optimizer_step(state, batches, 2, fresh if looking else None)
         seen = Seen(
             waits=dict(watch.waits),
             stalls=dict(watch.stalls),

@@ -37,11 +37,11 @@ def kills_its_process(pairs):
 _calls, _gpu_is_lost = 0, False
 
 
-def waits(pairs, beta=0.1):
+def waits(pairs, beta=0.1, after=30):
     """DPO that stops some steps in, for as long as a file is there."""
     global _calls
     _calls += 1
-    while _calls > 30 and os.path.exists(os.environ.get("RCRAY_TEST_GATE", "")):
+    while _calls > after and os.path.exists(os.environ.get("RCRAY_TEST_GATE", "")):
         time.sleep(0.05)
     return torch.nn.functional.softplus(-beta * pairs.mt)
 

@@ -1,5 +1,11 @@
 // Plots as SVG: a frame with axes, marks, lines, and dragging.
 
+// Steps are whole.
+const stepTicks = (last) =>
+  ticksOf([0, last], 4)
+    .filter(([step]) => Number.isInteger(step))
+    .map(([step]) => [step, String(step)]);
+
 const ticksOf = ([low, high], count = 5) => {
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));

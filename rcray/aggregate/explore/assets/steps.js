@@ -67,7 +67,14 @@ const paintCurves = () => {
     const {y, spread} = meanOf(group, choice.key);
     return few ? y.flatMap((value, i) => [value - spread[i], value + spread[i]]) : y;
   });
-  const plot = frame("curves", {x: [0, lastStep()], y: padded(extent(values)), xTitle: "step", height: 250, left: 50});
+  const plot = frame("curves", {
+    x: [0, lastStep()],
+    y: padded(extent(values)),
+    xTicks: stepTicks(lastStep()),
+    xTitle: "step",
+    height: 250,
+    left: 50,
+  });
   const {layer, X, Y} = plot;
   for (const group of groups) {
     const {x, y, spread, seeds} = meanOf(group, choice.key);
@@ -129,7 +136,15 @@ const paintBand = () => {
   const finite = [...ratio.y, ...[...lower.y, ...upper.y].filter((value) => Math.abs(value) < 4)];
   const inner = extent(finite);
   const y = padded([Math.max(inner[0], -6), Math.min(inner[1], 6)], 0.12);
-  const plot = frame("band", {x: [0, lastStep()], y, xTitle: "step", yTitle: "log r", height: 250, left: 50});
+  const plot = frame("band", {
+    x: [0, lastStep()],
+    y,
+    xTicks: stepTicks(lastStep()),
+    xTitle: "step",
+    yTitle: "log r",
+    height: 250,
+    left: 50,
+  });
   const {layer, X, Y} = plot;
   const held = (value) => Y(Math.max(y[0] - 1, Math.min(y[1] + 1, value))); // an open edge is beyond the frame
   if (lower.x.length)
