@@ -150,6 +150,7 @@ def plan(
     """Show the unique cells of all files, which are done, what they take and what contradicts; nothing is run."""
     named = ", ".join(map(str, files))
     if measure:
+        require("sweep")
         announce(f"timing micro-batches of {named} on this machine")
     elif not json_:
         announce(f"counting what {named} takes")
@@ -162,7 +163,6 @@ def plan(
         [(file, *cells_of(file, set_, tiny, None, only)) for file in files], store, nodes, accelerator(gpu)
     )
     if measure:
-        require("sweep")
         planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:
         typer.echo(json.dumps(planned.rows(), indent=2))

@@ -216,4 +216,4 @@ def _print_outcome(outcome: Any, store: Path) -> None:
     typer.echo("\nWhat to try next")
     typer.echo("  another setting   the same command with --set objective.beta=0.5 or --set calibration.scores=full")
     typer.echo("  a published grid  rcray plan main; then rcray sweep main --tiny")
-    typer.echo("  a cluster         deploy/README.md")
+    typer.echo("  a cluster         rcray submit; deploy/README.md of the repository has the steps")
