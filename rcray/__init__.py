@@ -4,7 +4,6 @@ The names below are the core's: they need torch, pydantic and PyYAML, no Ray and
 when it is first asked for. Everything else is the command line's, `rcray --help`.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"  # the one place; pyproject.toml reads it from here
@@ -63,19 +62,22 @@ __all__ = [
     "statistics",
 ]
 
-_PLACES = {
-    "rcray.config": ("Experiment", "RunConfig", "load_experiment", "run_id"),
-    "rcray.errors": ("RcrayError",),
-    "rcray.integrations.trl": ("CalibratedDPOTrainer",),
-    "rcray.objectives": ("Objective", "PairLogps", "TokenLogps", "objective"),
-}
-_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
-
 
 def __getattr__(name: str) -> Any:
+    place: Any
     if name not in __all__:
         raise AttributeError(f"module 'rcray' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACE_OF.get(name, "rcray.calibration")), name)
+    if name in ("Experiment", "RunConfig", "load_experiment", "run_id"):
+        import rcray.config as place
+    elif name == "RcrayError":
+        import rcray.errors as place
+    elif name == "CalibratedDPOTrainer":
+        import rcray.integrations.trl as place
+    elif name in ("Objective", "PairLogps", "TokenLogps", "objective"):
+        import rcray.objectives as place
+    else:
+        import rcray.calibration as place
+    value = getattr(place, name)
     globals()[name] = value  # the next time it is found without asking
     return value
 

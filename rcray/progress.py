@@ -1,10 +1,9 @@
 """What a person sees while something runs: a live ledger or a progress line; plain lines where there is no terminal."""
 
-import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,15 +193,34 @@ class DeliveryLine:
             self.live.stop()
 
 
-@contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is in here as Ctrl-C does."""
+class Interruptible:
+    """SIGTERM ends what is in here as Ctrl-C does, and neither is lost.
 
-    def interrupt(*_: object) -> None:
+    A KeyboardInterrupt that comes up inside a library's clean-up or import may be swallowed there: what was `checked`
+    raises it again.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "Interruptible":
+        self.before = {sign: signal.signal(sign, self._interrupt) for sign in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sign, handler in self.before.items():
+            signal.signal(sign, handler)
+
+    def _interrupt(self, *_: object) -> None:
+        self.asked = True
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def checked(self, call: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The same call; first it raises what was asked for."""
+
+        def first_look(value: Any) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            call(value)
+
+        return first_look

@@ -152,8 +152,6 @@ def plan(
     if measure:
         require("sweep")
         announce(f"timing micro-batches of {named} on this machine")
-    elif not json_:
-        announce(f"counting what {named} takes")
     from rcray.sweep.accelerators import accelerator
     from rcray.sweep.placement import read_cluster_file
     from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary

@@ -214,7 +214,7 @@ def sync(
     from rcray import sync as delivering
     from rcray.follow import follow as follow_training
     from rcray.follow import one_to_follow
-    from rcray.progress import DeliveryLine, interrupted_by_sigterm
+    from rcray.progress import DeliveryLine, Interruptible
     from rcray.track.address import tracking_address
 
     models = delivering.Models(log_models, register, best_by)
@@ -236,9 +236,10 @@ def sync(
         return
     for book in [one_to_follow(books)] if follow else books:
         address = delivering.address_for(book, uri, opened)
-        with interrupted_by_sigterm(), DeliveryLine(book.name, address.shown) as line:
+        with Interruptible() as interruptible, DeliveryLine(book.name, address.shown) as line:
             if follow:
-                synced = follow_training(book, opened, address, session=session, on_progress=line.update)
+                shown = interruptible.checked(line.update)
+                synced = follow_training(book, opened, address, session=session, on_progress=shown)
             else:
                 synced = delivering.sync(book, opened, address)
         typer.echo(f"{book.name}: {len(synced.cells)} cells, {synced.sent} -> {synced.address.shown}")

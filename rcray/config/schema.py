@@ -149,7 +149,10 @@ class RunConfig(Section):
                     "alone; use train.micro_batch_size"
                 )
             if self.train.micro_batch_size < 2:
-                raise ValueError("objective.baseline 'kl' is taken from 2 pairs at least; raise train.micro_batch_size")
+                raise ValueError(
+                    "objective.baseline 'kl' is taken from 2 pairs at least, and train.micro_batch_size is "
+                    f"{self.train.micro_batch_size}; raise it"
+                )
         if isinstance(objective, TiDpo) and (objective.triplet or objective.importance == "gradient"):
             raise ValueError(
                 "objective.triplet and objective.importance 'gradient' read a sampled anchor and embedding gradients, "

@@ -164,7 +164,8 @@ class MappedPairs(Sequence[EncodedPair]):
         )
         own = directory / f"{OWN_PROMPTS}.npy"
         self._own = np.load(own, mmap_mode="r", allow_pickle=False) if own.exists() else None
-        self.behind = None if self._own is None else np.load(directory / f"{BEHIND}.npy").reshape(-1, 2)
+        behind = directory / f"{BEHIND}.npy"
+        self.behind = None if self._own is None else np.load(behind, allow_pickle=False).reshape(-1, 2)
 
     def __len__(self) -> int:
         return len(self._name_offsets) - 1

@@ -3,8 +3,10 @@
 A part is one forward, of both sides or of one. It knows the log-probabilities of its answer tokens. Told what each
 token weighs in its likelihood, it gives the scores; told the seeds, it makes the backward:
 
-  CutPart        adapters: the head and the last block are walked once with unit seeds, the scores are read from what
-                 flowed through the block's adapters, and the same walk, scaled row by row, goes on below
+  CutPart        adapters, calibrating: the head and the last block are walked once with unit seeds, the scores are read
+                 from what flowed through the block's adapters, and the same walk, scaled row by row, goes on below
+  WatchedPart    adapters, not calibrating (parts.py): an ordinary backward, watched; rows are divided by their seeds
+                 afterwards, and the gradients are those of the plain objective bit for bit
   HeadPart       head, sketch (parts.py): scores come from the head's residuals, before the body's backward
 
 Where scores cannot be read off, extra_gradients.py takes them the published way.
@@ -28,7 +30,7 @@ from rcray.data.layout import CHOSEN, REJECTED, LaidOut, Layout, longest_row, on
 from rcray.errors import DegenerateRunError
 from rcray.models.adapters import adapters_off
 from rcray.models.blocks import AdapterBlock
-from rcray.models.forward import answer_logps, cutting, unfolding, watching
+from rcray.models.forward import Flow, answer_logps, cutting, unfolding, watching
 from rcray.models.load import CPU
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import Objective, PairLogps, TokenLogps
@@ -62,7 +64,7 @@ class Policy:
 
 
 class Part(Protocol):
-    """See the module. After `begin`, scores, then backward."""
+    """See the module. After `begin`, scores then backward, or, without calibration, backward then scores."""
 
     logp: Tensor  # [answers], detached
 
@@ -237,9 +239,8 @@ class CutPart:
     """Scores at the last block's adapters, by a walk that stops at the block's input."""
 
     def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
-        # Packed rows unfold at the block, so that each belongs to one side there.
-        with cutting(block.block) as self.cut, unfolding(model, block.block, layout), watching(block) as self.flows:
-            self.graph, _ = answer_logps(model, layout, mlp=mlp)
+        with cutting(block.block) as self.cut:
+            self.graph, self.flows = watched_logps(model, layout, block, mlp)
         self.logp = self.graph.detach()
         self.rows = layout.plain_rows
 
@@ -249,12 +250,8 @@ class CutPart:
         (self.above,) = torch.autograd.grad(self.graph, [self.cut.above], weights.to(self.graph.dtype))
 
     def scores(self) -> SideScores:
-        """From what flowed through the adapters, by the rows of each side; chosen rows come first."""
-        chosen = self.rows.pairs if CHOSEN in self.rows.sides else 0
-        sides = ((CHOSEN, slice(None, chosen)), (REJECTED, slice(chosen, None)))
-        return SideScores(
-            *([flow.weight_gradient(rows) for flow in self.flows if side in self.rows.sides] for side, rows in sides)
-        )
+        """From what flowed through the adapters."""
+        return side_scores_of(self.flows, self.rows)
 
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """The block's own adapters from the walk already made, everything below by going on with it."""
@@ -266,6 +263,23 @@ class CutPart:
         assert self.cut.below is not None
         if self.cut.below.requires_grad:
             self.cut.below.backward(self.above * seeds[:, None, None].to(self.above.dtype))
+
+
+def watched_logps(
+    model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None
+) -> tuple[Tensor, list[Flow]]:
+    """Log-probabilities with their graph, and the flow through the block's adapters; packed rows unfold there."""
+    with unfolding(model, block.block, layout), watching(block) as flows:
+        logp, _ = answer_logps(model, layout, mlp=mlp)
+    return logp, flows
+
+
+def side_scores_of(flows: list[Flow], rows: Layout, scale: Tensor | None = None) -> SideScores:
+    """Gradients of the adapters' weights from the rows of each side; chosen rows come first."""
+    chosen = rows.pairs if CHOSEN in rows.sides else 0
+    w = [flow.weight_gradient(slice(None, chosen), scale) for flow in flows] if CHOSEN in rows.sides else []
+    l = [flow.weight_gradient(slice(chosen, None), scale) for flow in flows] if REJECTED in rows.sides else []  # noqa: E741
+    return SideScores(w, l)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
-"""Where a model's scores are read off its own backward, and the parts of micro.py that do not cut at adapters."""
+"""Where a model's scores are read off its own backward, and the parts of micro.py that do not calibrate adapters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rcray.calibration.head_scores import HeadSums, exact_form, gram_products
-from rcray.calibration.scores import Estimator, Products, SideScores
+from rcray.calibration.scores import Estimator, Products, SideScores, branch_gradients
 from rcray.data.layout import Layout
 from rcray.models.blocks import AdapterBlock, last_adapter_block
 from rcray.models.capabilities import capabilities_of
 from rcray.models.forward import answer_logps
 from rcray.models.head import sketch_projection
+from rcray.train.micro import side_scores_of, watched_logps
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,42 @@ class PlainPart:
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
         """From the log-probabilities."""
         self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))
+
+
+#: Below this a row's gradient is too small to be divided by its seed again.
+SMALLEST_SEED = 1e-12
+
+
+class WatchedPart:
+    """Scores at the last block's adapters from an ordinary backward, for runs whose seeds are not rescaled."""
+
+    def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
+        self.parameters = block.parameters
+        self.graph, self.flows = watched_logps(model, layout, block, mlp)
+        self.logp = self.graph.detach()
+        self.layout, self.rows = layout, layout.plain_rows
+        self.side_scores: SideScores | None = None
+
+    def begin(self, weights: Tensor) -> None:
+        """Keeps the weights."""
+        self.weights = weights
+
+    def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
+        """The ordinary backward; where a seed is too small to be divided out again, extra gradients before it."""
+        seeds = self.rows.row_seeds(seed_w, seed_l)
+        divides = float(seeds.abs().min()) >= SMALLEST_SEED
+        if not divides:
+            self.side_scores = self._extra_gradients()
+        self.graph.backward(self.weights * self.layout.token_seeds(seed_w, seed_l))
+        if divides:
+            self.side_scores = side_scores_of(self.flows, self.rows, 1 / seeds)
+
+    def scores(self) -> SideScores:
+        """What the backward showed."""
+        assert self.side_scores is not None
+        return self.side_scores
+
+    def _extra_gradients(self) -> SideScores:
+        chosen = torch.arange(len(self.weights), device=self.weights.device) < self.layout.split
+        sides = [self.weights * chosen, self.weights * ~chosen]
+        return SideScores(*(branch_gradients(self.graph, self.parameters, s, keep_graph=True) for s in sides))

@@ -33,7 +33,7 @@ from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.look import Fresh, Look, Looks
 from rcray.train.micro import CutPart, Policy, ReadOff, Window, add_gradients, of_both_sides, record_of
 from rcray.train.parallel import Workers
-from rcray.train.parts import HeadPart, Scoring
+from rcray.train.parts import HeadPart, Scoring, WatchedPart
 from rcray.train.profile import PHASE
 from rcray.train.record import Decision, StepOutcome, judge
 from rcray.train.scaling import OVERFLOW, LossScaling
@@ -220,9 +220,12 @@ def _backward(
     for batch in batches:
         micro = _forward(state, batch, window, apart=several or branches is not None)
         seed_w, seed_l = _seeds(state, batch, micro.pairs, window)
-        _add_scores(state.scoring, micro, window)
+        if published or isinstance(micro, ExtraGradients):
+            _add_scores(state.scoring, micro, window)
         if several or not published:
             go(micro, seed_w * up, seed_l * down)
+        if not published and isinstance(micro, ReadOff):
+            _add_scores(state.scoring, micro, window)
     window.close(state.workers.reduce)
     if not published:
         return
@@ -242,11 +245,14 @@ def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> 
     """Forwards a micro-batch; `apart`: each side in a graph of its own."""
     policy, source = state.policy, state.scoring.source
     alone = not apart and state.workers.count == 1 and window.pairs == len(batch.index)
+    # Watching asks how small a seed is: off the CPU that is a wait, and rows that weigh nothing have one of 0.
+    watched = batch.weights is None and policy.device.type == "cpu" and not isinstance(state.calibrator, Calibrator)
+    adapters = WatchedPart if watched else CutPart
 
     def part(layout: Any, weights: Tensor | None) -> Any:
         assert source is not None
         if source.block is not None:
-            return CutPart(policy.model, layout, source.block, policy.short_mlp)
+            return adapters(policy.model, layout, source.block, policy.short_mlp)
         return HeadPart(policy.model, layout, source.projection, policy.short_mlp, weights, alone=alone)
 
     with record_function(PHASE + "forward"):

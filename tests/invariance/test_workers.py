@@ -89,7 +89,7 @@ def kto_steps(directory, method, way):
     ]
     state = build(directory, method, way, None)
     policy, workers = state.policy, state.workers
-    frozen = policy.model if method == "lora" else load_model(ModelConfig(name=directory), None).model.eval()
+    frozen = policy.model if method != "full" else load_model(ModelConfig(name=directory), None).model.eval()
     sums = [-20 - torch.arange(8.0, dtype=torch.float64) for _ in range(4)]
     policy.objective, policy.reference = objective("kto", baseline="kl", beta=0.3), ReferenceLogps(*sums)
     policy.baseline = kl_baseline(policy.model, frozen, "sum", policy.precision, workers.reduce)
@@ -98,7 +98,8 @@ def kto_steps(directory, method, way):
     ahead = Ahead(policy, data, Schedule(8, PAIRS, PAIRS, 1, 0, behind=behind), rank, workers.count)
     with torch.no_grad():
         for p in policy.model.parameters():
-            p.mul_(1.02)  # a policy at its reference has a baseline of 0
+            if p.requires_grad or method == "lora":  # not the bits of 4-bit weights
+                p.mul_(1.02)  # a policy at its reference has a baseline of 0
     rows = []
     for step in range(2):
         (batch,) = ahead.at(step)
