@@ -54,6 +54,7 @@ def node_of(run):
         return None
 
 
+@pytest.mark.slow
 def test_cells_spread_over_nodes_and_outlive_one(three_nodes, gate, store, tmp_path):
     """One cell is done and three wait on three nodes when one of these dies, however busy the machine is."""
     waiting = [{"name": "my_objectives:waits", "params": {"beta": beta}} for beta in (0.1, 0.2, 0.3)]
