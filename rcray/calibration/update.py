@@ -28,6 +28,7 @@ from rcray.config.calibration import LOSER_SHARE
 from rcray.records.columns import Pathway, pathway_of
 
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
+SHORT_RUN = 0.25  # of a run that is too short for it: drift is to be undone before training ends
 DRIFT_MEMORY = 64.0  # pairs
 RESPONSE_WEIGHT = 0.15  # of a new look in the average
 #: Bound of |log alpha|: past it one side is 400 times as heavy as the other, and no band was ever seen there.
@@ -183,16 +184,17 @@ class Drift:
 class UpdateCalibrator:
     """Holds q where training began, by the update that is really made.
 
-    At every step the drift of q is to be undone within HORIZON steps, and momentum and gradient together must do that:
+    At every step the drift of q is to be undone within `horizon` steps, by momentum and gradient together:
 
-        f + alpha b_w - b_l / alpha = -drift(q) / HORIZON
+        f + alpha b_w - b_l / alpha = -drift(q) / horizon
 
     f is what the optimizer's memory does to q whatever the gradient, b_w and b_l what the two branches do to it,
-    averaged over looks.
+    averaged over looks. The horizon is HORIZON, or a quarter of a run (`steps`) that is shorter than four of them.
     """
 
-    def __init__(self, loser_share: float = LOSER_SHARE):
+    def __init__(self, loser_share: float = LOSER_SHARE, steps: int | None = None):
         self.loser_share = loser_share
+        self.horizon = HORIZON if steps is None else min(HORIZON, max(1.0, SHORT_RUN * steps))
         self.log_alpha = 0.0
         self.looks = 0
         self.response: Response | None = None  # averaged, of a gradient that lasts
@@ -225,7 +227,7 @@ class UpdateCalibrator:
         if self.response is None or memory is None:
             return self.log_alpha
         share = 1.0 if guarding else self.loser_share
-        wanted = memory.of(share) + drift.of(share) / HORIZON
+        wanted = memory.of(share) + drift.of(share) / self.horizon
         b_w, b_l = (b / settles for b in self.response.of(share))
         if b_w > 0 and b_l > 0 and math.isfinite(wanted):
             self.log_alpha = _bounded(_solution(wanted, b_w, b_l))

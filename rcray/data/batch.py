@@ -36,6 +36,7 @@ class Batch:
     same_prompts: bool = True  # whether both answers of a pair follow the same prompt
     weights: Tensor | None = None  # [2, pairs] of the objective's two terms; None: 1 each
     mismatched: Side | None = None  # this worker's share of prompts with answers to other ones, where they are read
+    fresh: Tensor | None = None  # [pairs] whether a pair's prompts were not trained on before; None: all are fresh
 
     @property
     def tokens(self) -> int:
@@ -61,8 +62,9 @@ def collate(
     index: Sequence[int],
     weights: np.ndarray | None = None,
     mismatched: Side | None = None,
+    fresh: np.ndarray | None = None,
 ) -> Batch:
-    """Pads the chosen and the rejected side of the pairs at `index`; `weights` are those of all pairs, [pairs, 2]."""
+    """Pads the chosen and the rejected side of the pairs at `index`; `weights` [pairs, 2], `fresh` are of all pairs."""
     rows = [pairs[i] for i in index]
     return Batch(
         torch.tensor(list(index)),
@@ -71,6 +73,7 @@ def collate(
         all(pair.prompt_l is None for pair in rows),
         None if weights is None else torch.from_numpy(weights[list(index)].T.copy()),
         mismatched,
+        None if fresh is None else torch.from_numpy(fresh[list(index)]),
     )
 
 

@@ -5,7 +5,7 @@ pair after pair), one array of offsets, and the rows' names in the same way; a p
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -146,6 +146,23 @@ class EncodedPairs:
         rows = [pair.behind for pair in self.pairs if pair.behind is not None]
         return np.array(rows, np.int64) if rows else None
 
+    @cached_property
+    def prompts(self) -> np.ndarray | None:
+        """[pairs, 2] the prompts of both answers, numbered as they come; None where no two pairs share one."""
+        if isinstance(self.pairs, MappedPairs):
+            contents = self.pairs.prompts()
+        else:
+            contents = ((bytes_of(pair.prompt), bytes_of(pair.rejected_row[0])) for pair in self.pairs)
+        numbers: dict[int, int] = {}  # by hash: the prompts of a large split are not held in memory
+        rows = [[numbers.setdefault(hash(prompt), len(numbers)) for prompt in both] for both in contents]
+        own = sum(chosen != rejected for chosen, rejected in rows)
+        return np.array(rows, np.int64) if len(numbers) < len(rows) + own else None
+
+
+def bytes_of(tokens: Sequence[int]) -> bytes:
+    """Token ids as they lie on disk."""
+    return np.array(tokens, _DTYPES["tokens"]).tobytes()
+
 
 def _digest_of(pairs: Iterable[EncodedPair]) -> str:
     digest = Digest()
@@ -195,6 +212,14 @@ class MappedPairs(Sequence[EncodedPair]):
         """[pairs, 3] tokens of prompt, chosen and rejected, as `EncodedPair.sizes` counts them."""
         sizes = np.diff(self._offsets).reshape(-1, 3)
         return sizes if self._own is None else sizes - sizes[:, :1] * (0, 0, 1)
+
+    def prompts(self) -> Iterator[tuple[bytes, bytes]]:
+        """The ids before each answer of every pair, as they lie on disk."""
+        for i in range(len(self)):
+            start, chosen, rejected = self._offsets[3 * i : 3 * i + 3].tolist()
+            prompt = self._tokens[start:chosen].tobytes()
+            own = prompt if self._own is None else self._tokens[rejected : rejected + int(self._own[i])].tobytes()
+            yield prompt, own
 
 
 class PairWriter:

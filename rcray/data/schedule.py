@@ -36,14 +36,22 @@ class Schedule:
     budget: int | None = None
     tokens: np.ndarray | None = field(default=None, repr=False, compare=False)
     behind: np.ndarray | None = field(default=None, repr=False, compare=False)  # [pairs, 2] rows of unpaired data
+    # [pairs, 2] of both answers, numbered; None: no two pairs share one.
+    prompts: np.ndarray | None = field(default=None, repr=False, compare=False)
     _kept: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _weights: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _first: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
-        cls, config: RunConfig, pairs: int, lengths: np.ndarray | None = None, behind: np.ndarray | None = None
+        cls,
+        config: RunConfig,
+        pairs: int,
+        lengths: np.ndarray | None = None,
+        behind: np.ndarray | None = None,
+        prompts: np.ndarray | None = None,
     ) -> "Schedule":
-        """The schedule of a run over the pairs that survived encoding; `lengths` and `behind` as in EncodedPairs."""
+        """The schedule of a run over the pairs that survived encoding; the arrays are those of EncodedPairs."""
         if pairs < config.train.batch_size:
             raise ConfigError(
                 f"train.batch_size {config.train.batch_size}: only {pairs} usable pairs, not one step would be made",
@@ -54,7 +62,8 @@ class Schedule:
             if lengths is None:
                 raise ValueError("bucketing by length needs the lengths of the pairs")
             sizes = lengths @ (2, 1, 1)  # the prompt is read on both sides
-        schedule = cls(pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed, sizes, behind=behind)
+        numbers = train.batch_size, train.micro_batch_size, train.epochs, train.seed
+        schedule = cls(pairs, *numbers, sizes, behind=behind, prompts=prompts)
         if train.micro_batch_tokens is None:
             return schedule
         if lengths is None:
@@ -98,6 +107,24 @@ class Schedule:
             self._weights[epoch] = weights_of(self.behind, order, self.batch_size, _generator(self.seed, epoch, -1))
         return self._weights[epoch]
 
+    def fresh(self, step: int) -> np.ndarray | None:
+        """[pairs] whether no pair of an earlier step of this epoch shares a prompt with it; None: all are."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        first = self.first_trained(epoch)
+        return None if first is None else first >= position * self.batch_size
+
+    def first_trained(self, epoch: int) -> np.ndarray | None:
+        """[pairs] where in the order of an epoch a prompt of each pair comes first; None: no two pairs share one."""
+        if self.prompts is None:
+            return None
+        if epoch not in self._first:
+            self._first.clear()
+            order = self._order(epoch)[: self.steps_per_epoch * self.batch_size]
+            first = np.full(self.prompts.max() + 1, len(order))
+            np.minimum.at(first, self.prompts[order], np.arange(len(order))[:, None])
+            self._first[epoch] = first[self.prompts].min(1)
+        return self._first[epoch]
+
     def _order(self, epoch: int) -> np.ndarray:
         """The rows of one epoch; kept, because every step of the epoch asks for them."""
         if epoch not in self._kept:
@@ -120,7 +147,8 @@ class LookSchedule:
     """Which pairs a look sees: such as will be trained on late in the epoch, so that they stay fresh until then.
 
     Until the next look the scores of these pairs judge the optimizer's memory; of one that is trained on meanwhile,
-    its own gradient would be part.
+    its own gradient would be part. So it is with another pair of the same prompt: where prompts repeat, pairs are taken
+    whose prompts are not trained on either.
 
     Looks are taken every few steps, and at each of the first steps of a run, while an optimizer's moments build up.
     """
@@ -144,9 +172,13 @@ class LookSchedule:
         used = self.schedule.steps_per_epoch * size
         count = min(self.pairs, used - size or used)  # beside a single batch there is no other pair
         room = max(count, min(self._count(epoch) * count, used // 4 // count * count))
-        first = max(used - room + number * count % room, self._next(epoch, position) * size)
+        until = self._next(epoch, position) * size
+        first = max(used - room + number * count % room, until)
         first = max(min(first, used - count), (position + 1) * size)
-        others = np.concatenate([order[first:used], order[: position * size]])
+        others = np.concatenate([order[first:used], order[until:first], order[: position * size]])
+        trained = self.schedule.first_trained(epoch)
+        if trained is not None:
+            others = others[np.argsort(trained[others] < until, kind="stable")]
         return [int(row) for row in (others if len(others) else order)[:count]]
 
     def _number(self, epoch: int, position: int) -> int | None:

@@ -39,12 +39,14 @@ class Ahead:
 
     def _make(self, step: int) -> list[Batch]:
         dealt = self.schedule.micro_batches(step, self.rank, self.workers)
-        weights = self.schedule.weights(step)
+        weights, fresh = self.schedule.weights(step), self.schedule.fresh(step)
         others: list[Side | None] = [None] * len(dealt)
         if self.policy.baseline is not None:
             others = [self._mismatched(index, weights) for index in self.schedule.micro_batches(step)]
-        made = [collate(self.pairs, index, weights, other) for index, other in zip(dealt, others, strict=True)]
-        return made if self._thread is None else [self._laid_out(batch) for batch in made]
+        batches = [
+            collate(self.pairs, index, weights, other, fresh) for index, other in zip(dealt, others, strict=True)
+        ]
+        return batches if self._thread is None else [self._laid_out(batch) for batch in batches]
 
     def _mismatched(self, index: list[int], weights: np.ndarray | None) -> Side:
         """This worker's share of what the baseline of a micro-batch reads."""

@@ -331,7 +331,8 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     use_precision(loaded.model, precision)
     prepared = prepare_data(config.data, loaded.tokenizer, job.store.cache)
     data, held_out = prepared.train, prepared.held_out
-    schedule = Schedule.of(config, len(data.pairs), data.lengths, data.behind)
+    prompts = data.prompts if config.calibration.look_every else None
+    schedule = Schedule.of(config, len(data.pairs), data.lengths, data.behind, prompts)
     state = step_state(config, job.store, loaded, data, schedule, device, workers, rank)
     probe = Probe.of(config, state.policy, held_out, loaded.tokenizer)
     fresh = None

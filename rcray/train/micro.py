@@ -152,7 +152,7 @@ def of_both_sides(parts: Sequence[SideScores | Products]) -> SideScores | Produc
 class Recorded:
     """A micro-batch for the record: sums over its pairs, on the device, and what names a pair that is broken."""
 
-    sums: Tensor  # [6] loss, z_w, z_l, zt_w, zt_l, guarded
+    sums: Tensor  # [9] loss, z_w, z_l, zt_w, zt_l, guarded; zt_w, zt_l and the number of pairs with a fresh prompt
     index: Tensor
     loss: Tensor
     pairs: PairLogps
@@ -168,16 +168,12 @@ class Recorded:
 
 def record_of(objective: Objective, batch: Batch, pairs: PairLogps, loss: Tensor) -> Recorded:
     """Nothing is waited for."""
-    nothing = torch.full_like(loss, math.nan) if pairs.ref_w is None else None
     with torch.no_grad():
-        parts = [
-            loss,
-            pairs.z_w,
-            pairs.z_l,
-            pairs.zt_w if nothing is None else nothing,
-            pairs.zt_l if nothing is None else nothing,
-            objective.guarded(pairs).to(loss.dtype),
-        ]
+        nothing = torch.full_like(loss, math.nan)
+        zt_w, zt_l = (nothing, nothing) if pairs.ref_w is None else (pairs.zt_w, pairs.zt_l)
+        fresh = torch.ones_like(loss) if batch.fresh is None else moved(batch.fresh, loss.device).to(loss.dtype)
+        guarded = objective.guarded(pairs).to(loss.dtype)
+        parts = [loss, pairs.z_w, pairs.z_l, zt_w, zt_l, guarded, zt_w * fresh, zt_l * fresh, fresh]
         sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])
     detached = pairs.with_z(pairs.z_w.detach(), pairs.z_l.detach())
     return Recorded(sums, batch.index, loss.detach(), detached)

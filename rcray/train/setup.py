@@ -151,19 +151,19 @@ def with_references(
             clip=clip_norm if sharded else torch.nn.utils.clip_grad_norm_,
             scaling=LossScaling() if config.computes_in_float16 else None,
         ),
-        calibrator=calibrator_of(calibration),
+        calibrator=calibrator_of(calibration, schedule.total_steps),
         workers=group,
         looks=looks,
         guard=guard_of(config, data),
     )
 
 
-def calibrator_of(calibration: CalibrationConfig) -> Calibrator | UpdateCalibrator | None:
-    """What decides about alpha."""
+def calibrator_of(calibration: CalibrationConfig, steps: int) -> Calibrator | UpdateCalibrator | None:
+    """What decides about alpha in a run of so many steps."""
     if not calibration.enabled:
         return None
     if calibration.kind == "update":
-        return UpdateCalibrator(calibration.loser_share)
+        return UpdateCalibrator(calibration.loser_share, steps)
     if calibration.kind == "normalised":
         return normalised_gradient()
     return Calibrator(calibration.ema_beta, clip=calibration.clip)

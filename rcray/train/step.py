@@ -134,13 +134,14 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
         if sound:
             update.optimizer.step()
     update.scheduler.step()
-    if state.looks is not None and state.policy.reference is not None:  # the batch before its update: fresh pairs, too
-        state.drift.add(update.batch_size, Move(sums[3] / update.batch_size, sums[4] / update.batch_size))
+    fresh_w, fresh_l, fresh_pairs = sums[6:]
+    if state.looks is not None and state.policy.reference is not None and fresh_pairs:  # the batch before its update
+        state.drift.add(int(fresh_pairs), Move(fresh_w / fresh_pairs, fresh_l / fresh_pairs))
     if isinstance(state.calibrator, UpdateCalibrator):
         decisions = [replace(d, calibration=replace(d.calibration, log_alpha=log_alpha)) for d in decisions]
     return StepOutcome(
         decisions=decisions,
-        sums=sums,
+        sums=sums[:6],
         pairs=update.batch_size,
         grad_norm=norm,
         learning_rate=rate,
@@ -327,12 +328,15 @@ def read_step(
     shared = shared if reduce is None else reduce.sum(shared)
     undecided = [(w, w.evidence) for w in windows if w.decision is None and w.evidence is not None]
     losses = torch.stack([part.sums[0] for part in recorded])
-    found = torch.cat([norm.detach().reshape(1).double(), shared, losses, *(e for _, e in undecided), *seen]).tolist()
-    for part, loss in zip(recorded, found[9:], strict=False):
+    known = [norm.detach().reshape(1).double(), shared, losses, *(evidence for _, evidence in undecided), *seen]
+    numbers = torch.cat(known).tolist()
+    at = 1 + len(shared)
+    for part, loss in zip(recorded, numbers[at:], strict=False):
         if not math.isfinite(loss):
             raise part.broken(step)
-    at = 9 + len(recorded)
+    at += len(recorded)
     for window, evidence in undecided:
-        decide(window, found[at : at + len(evidence)])
+        decide(window, numbers[at : at + len(evidence)])
         at += len(evidence)
-    return StepNumbers(found[0], found[1:7], found[7], found[8], found[at:])
+    sums, tokens_read = numbers[1 : 1 + len(total)], numbers[1 + len(total) : 1 + len(shared)]
+    return StepNumbers(numbers[0], sums, *tokens_read, numbers[at:])

@@ -288,6 +288,14 @@ def test_a_fallen_winner_is_weighed_more_and_a_risen_loser_less_so():
     assert 0 < loser < at[-4.0]
 
 
+@pytest.mark.parametrize(("steps", "horizon"), [(None, HORIZON), (1000, HORIZON), (80, HORIZON), (28, 7.0), (2, 1.0)])
+def test_a_short_run_undoes_drift_before_it_ends(steps, horizon):
+    rule = UpdateCalibrator(0.75, steps)
+    rule.response = Response(1.0, -1.0, 1.0, -1.0)
+    log_alpha = rule.decide(*memory(0.0), Move(-0.1, -0.1))
+    assert (math.exp(log_alpha) - math.exp(-log_alpha)) / SETTLES == pytest.approx(0.1 / horizon)
+
+
 def test_the_guard_looks_at_the_winner_alone():
     """The winner lost 2 nats, the loser rose by 6: q stands where it stood, the winner does not."""
     drift = Move(-2.0, 6.0)

@@ -217,3 +217,30 @@ def test_reading_and_encoding_a_large_file_does_not_need_memory(tokenizer, tmp_p
     assert found.train.report.kept + found.held_out.report.kept == 20_000
     assert peak < 1_000_000, peak  # bytes; the file has more
     assert (tmp_path / "pairs.jsonl").stat().st_size > 1_200_000
+
+
+def test_prompts_are_numbered_where_pairs_share_them(tmp_path):
+    def numbered(pairs):
+        writer = PairWriter(tmp_path, unpaired=any(pair.behind for pair in pairs))
+        for pair in pairs:
+            writer.add(pair)
+        writer.close()
+        ways = [EncodedPairs(kept, EncodeReport()).prompts for kept in (MappedPairs(tmp_path), pairs)]
+        assert (ways[0] is None) == (ways[1] is None) and np.array_equal(ways[0], ways[1])
+        return None if ways[0] is None else ways[0].tolist()
+
+    one, other, third = (1, 2), (1, 2, 3), (4,)
+    assert numbered([EncodedPair("a", one, (5,), (6,)), EncodedPair("b", other, (5,), (6,))]) is None
+    assert numbered(
+        [EncodedPair(name, prompt, (5,), (6,)) for name, prompt in (("a", one), ("b", other), ("c", one))]
+    ) == [
+        [0, 0],
+        [1, 1],
+        [0, 0],
+    ]
+    unpaired = [
+        EncodedPair("a", one, (5,), (6,), other, behind=(0, 0)),
+        EncodedPair("b", third, (5,), (6,), (9,), behind=(1, 1)),
+    ]
+    assert numbered(unpaired) is None
+    assert numbered([*unpaired, EncodedPair("c", other, (5,), (6,), (7,), behind=(2, 2))]) == [[0, 1], [2, 3], [1, 4]]

@@ -1,5 +1,8 @@
 """Which pairs are looked at: those that training comes to later."""
 
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,3 +44,48 @@ def test_later_looks_see_other_pairs():
     looks = LookSchedule(Schedule(800, 8, 4, 1, seed=0), every=10, pairs=8)
     seen = [looks.rows(step) for step in (0, 1, 2, 30, 40)]
     assert len({row for rows in seen for row in rows}) == 5 * 8
+
+
+@given(schedule=schedules, every=st.integers(1, 12), pairs=st.integers(1, 16), kinds=st.integers(1, 400))
+def test_a_look_sees_prompts_that_come_later(schedule, every, pairs, kinds):
+    """While there are such, none of its prompts was trained on, or will be before the next look."""
+    numbers = np.random.default_rng(kinds).integers(0, kinds, (schedule.pairs, 2))
+    schedule = replace(schedule, prompts=numbers)
+    looks, size = LookSchedule(schedule, every, pairs), schedule.batch_size
+    used = schedule.steps_per_epoch * size
+    for step in range(schedule.total_steps):
+        rows = looks.rows(step)
+        if rows is None:
+            continue
+        assert len(rows) == len(set(rows)) == min(pairs, used - size)
+        start = step - step % schedule.steps_per_epoch
+        ends = start + schedule.steps_per_epoch
+        following = next((s for s in range(step + 1, ends) if looks.rows(s) is not None), ends)
+        trained = _rows(schedule, start, following)
+        prompts = set(numbers[trained].flatten())
+        unseen = [row for row in _rows(schedule, following, ends) if not prompts & set(numbers[row])]
+        assert sum(row in unseen for row in rows) == min(len(rows), len(unseen))
+
+
+@given(schedule=schedules, every=st.integers(1, 12), pairs=st.integers(1, 16))
+def test_prompts_of_their_own_change_nothing(schedule, every, pairs):
+    numbered = replace(schedule, prompts=np.arange(2 * schedule.pairs).reshape(-1, 2))
+    for step in range(schedule.total_steps):
+        ours, plain = (LookSchedule(one, every, pairs).rows(step) for one in (numbered, schedule))
+        assert (ours is None) == (plain is None) and set(ours or ()) == set(plain or ())
+        fresh = numbered.fresh(step)
+        assert fresh is not None and fresh[_rows(schedule, step, step + 1)].all()
+
+
+def test_a_pair_is_fresh_until_its_prompt_was_trained_on():
+    prompts = np.array([[0, 0], [1, 1], [2, 0], [3, 3]])
+    schedule = Schedule(4, 1, 1, 1, seed=0, prompts=prompts)
+    order = _rows(schedule, 0, 4)
+    for step in range(4):
+        seen = set(prompts[order[:step]].flatten())
+        assert schedule.fresh(step).tolist() == [not seen & set(row) for row in prompts.tolist()]
+    assert Schedule(4, 1, 1, 1, seed=0).fresh(3) is None
+
+
+def _rows(schedule, first, last):
+    return [row for step in range(first, last) for part in schedule.micro_batches(step) for row in part]
