@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from rcray.calibration.preview import AdamPreview, SgdPreview
-from rcray.config.calibration import LOSER_SHARE
+from rcray.config.calibration import LOSER_SHARE, SHORT_RUN
 from rcray.records.columns import Pathway, pathway_of
 
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
-SHORT_RUN = 0.25  # of a run that is too short for it: drift is to be undone before training ends
 DRIFT_MEMORY = 64.0  # pairs
 RESPONSE_WEIGHT = 0.15  # of a new look in the average
 #: Bound of |log alpha|: past it one side is 400 times as heavy as the other, and no band was ever seen there.

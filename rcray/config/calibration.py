@@ -8,6 +8,7 @@ from rcray.config.objectives import Positive
 from rcray.config.section import Section
 
 FIRST_LOOKS = 20  # steps that begin with a look each, while an optimizer's moments build up
+SHORT_RUN = 0.25  # of a run that is short for it: what stands for FIRST_LOOKS, and for the steps that undo drift
 LOOK_EVERY = 10  # steps between two looks after that
 EMA_BETA = 0.98
 LOSER_SHARE = 0.75  # of the margin's growth

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from rcray.config.calibration import FIRST_LOOKS
+from rcray.config.calibration import FIRST_LOOKS, SHORT_RUN
 from rcray.config.schema import RunConfig
 from rcray.data.repeats import kept_together, weights_of
 from rcray.errors import ConfigError
@@ -150,7 +150,8 @@ class LookSchedule:
     its own gradient would be part. So it is with another pair of the same prompt: where prompts repeat, pairs are taken
     whose prompts are not trained on either.
 
-    Looks are taken every few steps, and at each of the first steps of a run, while an optimizer's moments build up.
+    Looks are taken every few steps, and at each of the first ones (of a short run: of its first quarter), while an
+    optimizer's moments build up.
     """
 
     schedule: Schedule
@@ -183,7 +184,7 @@ class LookSchedule:
 
     def _number(self, epoch: int, position: int) -> int | None:
         """How many looks came before this one in its epoch; None where there is no look."""
-        dense = FIRST_LOOKS if epoch == 0 else 0
+        dense = self._dense(epoch)
         if position < dense:
             return position
         return None if position % self.every else self._up_to(dense, position)
@@ -194,8 +195,12 @@ class LookSchedule:
         return next((p for p in later if self._number(epoch, p) is not None), self.schedule.steps_per_epoch)
 
     def _count(self, epoch: int) -> int:
-        dense = min(FIRST_LOOKS, self.schedule.steps_per_epoch) if epoch == 0 else 0
-        return self._up_to(dense, self.schedule.steps_per_epoch)
+        return self._up_to(self._dense(epoch), self.schedule.steps_per_epoch)
+
+    def _dense(self, epoch: int) -> int:
+        """Steps at the beginning of an epoch with a look each."""
+        first = min(FIRST_LOOKS, round(SHORT_RUN * self.schedule.total_steps))
+        return min(first, self.schedule.steps_per_epoch) if epoch == 0 else 0
 
     def _up_to(self, dense: int, position: int) -> int:
         """The dense looks and the regular ones between them and a position."""
