@@ -135,8 +135,8 @@ class _Build:
             with FileLock(self.locks / f"{number:06d}", timeout=-1 if wait else 0):
                 if self._lacks(number) and _read(self.path, self.pairs) is None:
                     before = sum(map(len, self.shards[:number]))
-                    made = self.forward(self.shards[number], on_pairs=lambda done: self.tell(before + done))
-                    _write(self.part(number), made)
+                    logps = self.forward(self.shards[number], on_pairs=lambda done: self.tell(before + done))
+                    _write(self.part(number), logps)
         except Timeout:
             return False
         return True

@@ -43,8 +43,8 @@ class Ahead:
         others: list[Side | None] = [None] * len(dealt)
         if self.policy.baseline is not None:
             others = [self._mismatched(index, weights) for index in self.schedule.micro_batches(step)]
-        made = [collate(self.pairs, index, weights, other) for index, other in zip(dealt, others, strict=True)]
-        return made if self._thread is None else [self._laid_out(batch) for batch in made]
+        batches = [collate(self.pairs, index, weights, other) for index, other in zip(dealt, others, strict=True)]
+        return batches if self._thread is None else [self._laid_out(batch) for batch in batches]
 
     def _mismatched(self, index: list[int], weights: np.ndarray | None) -> Side:
         """This worker's share of what the baseline of a micro-batch reads."""

@@ -115,12 +115,12 @@ def _read_part(path: Path, columns: list[str]) -> pa.Table:
     """The columns of one part, and no others; one that came later than the part is not measured there."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         known = set(file.schema_arrow.names)
-        found = file.read([name for name in columns if name in known], use_threads=False)  # small: threads only wait
+        table = file.read([name for name in columns if name in known], use_threads=False)  # small: threads only wait
     for field in SCHEMA:
-        if field.name in columns and field.name not in found.column_names:
+        if field.name in columns and field.name not in table.column_names:
             empty = {"float": math.nan, "str": "", "bool": False, "int": 0}[BY_NAME[field.name].kind]
-            found = found.append_column(field, pa.array([empty] * found.num_rows, field.type))
-    return found.select(columns)
+            table = table.append_column(field, pa.array([empty] * table.num_rows, field.type))
+    return table.select(columns)
 
 
 def _write(path: Path, table: pa.Table) -> None:

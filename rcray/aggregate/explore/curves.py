@@ -119,12 +119,12 @@ def _means(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def _intervals(records: Mapping[str, np.ndarray], total_steps: int | None, probe_every: int) -> np.ndarray:
     words: list[str] = list(PATHWAYS)
     finished = int(records["step"][-1]) == total_steps
-    found = [each for each in judged_intervals(records, probe_every, finished) if each.rows]
+    intervals = [each for each in judged_intervals(records, probe_every, finished) if each.rows]
     steps = records["step"]
     return np.array(
         [
             [*(steps[row] for row in each.rows or ()), *each.move, *each.change, *map(words.index, each.pathways)]
-            for each in found
+            for each in intervals
         ],
         float,
     ).reshape(-1)
