@@ -80,6 +80,16 @@ def write_json(path: Path, content: Any) -> None:
     write_atomic(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+def write_parquet(path: Path, table: Any, **options: Any) -> None:
+    """Writes a table of pyarrow atomically, with checksums by which damage shows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **{"write_page_checksum": True, **options})
+    write_atomic(path, sink.getvalue().to_pybytes())
+
+
 def read_json(
     path: Path,
     default: Any = None,

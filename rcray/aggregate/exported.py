@@ -19,7 +19,7 @@ from rcray.aggregate.summary import IN_BAND
 from rcray.config import Experiment, build_run
 from rcray.config.load import explain, read_yaml, to_yaml
 from rcray.errors import StoreError
-from rcray.files import write_atomic
+from rcray.files import write_atomic, write_parquet
 from rcray.records.ledger import Ledger, LedgerEntry, read_ledger, write_ledger, write_stopped
 from rcray.records.states import State
 from rcray.records.status import read_status, write_status
@@ -109,22 +109,20 @@ def _export_run(result: CellResult, target: RunDir) -> None:
 def _export_dynamics(source: RunDir, target: RunDir) -> None:
     """The step records in one part, packed tightly."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from rcray.aggregate.summary import recorded_columns
     from rcray.train.dynamics import part_name, read_dynamics
 
     table = read_dynamics(source.dynamics, list(recorded_columns(source)))
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    sink = pa.BufferOutputStream()
-    pq.write_table(
+    steps = table["step"].to_pylist()
+    write_parquet(
+        target.dynamics / part_name(steps[0], steps[-1]),
         table,
-        sink,
         compression="zstd",
         compression_level=15,
         use_dictionary=[name for name in table.column_names if name not in floats],
         use_byte_stream_split=floats,
         write_statistics=False,
+        write_page_checksum=False,
     )
-    steps = table["step"].to_pylist()
-    write_atomic(target.dynamics / part_name(steps[0], steps[-1]), sink.getvalue().to_pybytes())

@@ -281,10 +281,10 @@ class Subject:
         """Both models answer the same prompts; the texts go into the run's directory."""
         from rcray.data.prepare import prepare_data
         from rcray.evaluate.degenerate import model_fault
-        from rcray.evaluate.samples import WAYS, answer_prompts, sample_rows, sampled_pairs, samples_of
+        from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
         from rcray.models.adapters import adapters_off
         from rcray.models.load import load_model
-        from rcray.records.samples import write_samples
+        from rcray.records.samples import WAYS, write_samples
 
         config, cache = self.config, self.store.cache
         trained = self._loaded()
@@ -292,7 +292,7 @@ class Subject:
             self.fault = fault
             return [MetricRow(SAMPLES, "flagged_trained", status=State.DEGENERATE, reason=fault)]
         pairs = sampled_pairs(prepare_data(config.data, trained.tokenizer, cache).held_out.pairs, self.settings.samples)
-        half = WAYS * len(pairs)
+        half = len(WAYS) * len(pairs)
         say = partial(report, EVALUATION, total=2 * half)
         with self._precision():
             after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings, say)

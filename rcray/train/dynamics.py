@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rcray.extras import explained_imports
-from rcray.files import write_atomic
+from rcray.files import write_parquet
 from rcray.records.columns import BY_NAME, COLUMNS
 from rcray.records.live import LiveRows
 
@@ -44,7 +44,7 @@ class Recorder:
         if not self.rows:
             return
         first, last = self.rows[0]["step"], self.rows[-1]["step"]
-        _write(self.directory / part_name(first, last), pa.Table.from_pylist(self.rows, SCHEMA))
+        write_parquet(self.directory / part_name(first, last), pa.Table.from_pylist(self.rows, SCHEMA))
         self._forget()
 
     def rewind(self, step: int) -> None:
@@ -57,7 +57,7 @@ class Recorder:
             if first <= step:
                 table = _open_part(path)
                 kept = table.filter(pa.compute.less_equal(table["step"], step))
-                _write(self.directory / part_name(first, step), kept)
+                write_parquet(self.directory / part_name(first, step), kept)
             path.unlink()
 
     def _forget(self) -> None:
@@ -121,9 +121,3 @@ def _read_part(path: Path, columns: list[str]) -> pa.Table:
             empty = {"float": math.nan, "str": "", "bool": False, "int": 0}[BY_NAME[field.name].kind]
             table = table.append_column(field, pa.array([empty] * table.num_rows, field.type))
     return table.select(columns)
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, write_page_checksum=True)
-    write_atomic(path, sink.getvalue().to_pybytes())

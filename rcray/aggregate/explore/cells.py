@@ -15,7 +15,6 @@ from rcray.aggregate.groups import (
     Setting,
     compare,
     difference,
-    flatten,
     has_seeds,
     setting_key,
     varying_paths,
@@ -23,6 +22,7 @@ from rcray.aggregate.groups import (
 )
 from rcray.aggregate.movement import ROOT_KL
 from rcray.aggregate.summary import IN_TRUE_BAND, REALISED
+from rcray.config import flatten
 
 _BENCHMARKS = 8  # columns of the table at most
 _BOOTSTRAPS = 1000  # differences of benchmarks in a page: each resamples documents, and takes milliseconds

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError
 from rcray.evaluate.alpaca_eval.generate import generate
-from rcray.evaluate.alpaca_eval.judge import Cache, asks, content_of, estimate, judge
+from rcray.evaluate.alpaca_eval.judge import Cache, asks, estimate, judge
 from rcray.evaluate.alpaca_eval.outputs import Match, match, read_instructions, read_outputs, write_outputs
 from rcray.evaluate.alpaca_eval.winrate import annotations, win_rate_rows
 from rcray.evaluate.stage import add_rows
@@ -97,7 +97,7 @@ def compare(
     judgements = judge(matches, config, cache, on_progress=progress)
     annotated = annotations(matches, judgements, config.judging, difficulty)
     rows = win_rate_rows(annotated, comparison.opponent, config.model, config.mode)
-    result = {"rows": [row.content() for row in rows], "judgements": content_of(judgements)}
+    result = {"rows": [row.content() for row in rows], "judgements": [asdict(each) for each in judgements]}
     write_json(comparison.candidate.with_suffix(f".{_short(comparison, config)}.judged.json"), result)
     return rows
 
