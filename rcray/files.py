@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from rcray.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,17 @@ def publish_directory(target: Path, build: Callable[[Path], None]) -> None:
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def build_once(target: Path, build: Callable[[Path], None]) -> Path:
+    """A cached directory; built on first use, by one process."""
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not target.is_dir():
+                log.info("building %s (once; cached in %s)", target.name, target)
+                publish_directory(target, build)
+    return target
 
 
 def measured(path: Path) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def exported_experiments(ledger: Store) -> list[Planned]:
             fix="give a directory written by `rcray report FILES --export-ledger DIR`",
         )
     ledgers = sorted(((file, read_ledger(file.parent)) for file in files), key=lambda pair: pair[1].updated)
-    return [(_experiment(file), [_cell(ledger, entry) for entry in content.cells]) for file, content in ledgers]
+    return [(_experiment(file), [cell_of(ledger, entry) for entry in content.cells]) for file, content in ledgers]
 
 
 def _files(ledger: Store) -> list[Path]:
@@ -73,7 +73,8 @@ def _experiment(path: Path) -> Experiment:
         raise explain(error, Experiment, content, str(path)) from None
 
 
-def _cell(ledger: Store, entry: LedgerEntry) -> Cell:
+def cell_of(ledger: Store, entry: LedgerEntry) -> Cell:
+    """The cell of an entry, with the settings in its run's directory."""
     path = ledger.run(entry.run_id).config
     return Cell(entry.run_id, build_run(read_yaml(path), {}, str(path)), entry.varied)
 

@@ -130,6 +130,10 @@ class Comparison:
         """The objective, and its variant where there are several."""
         return f"{self.objective} ({self.variant})" if self.variant else self.objective
 
+    def title_of(self, setting: Setting) -> str:
+        """The same with the variant of one of its settings."""
+        return f"{self.title} ({setting.variant})" if setting.variant else self.title
+
     @property
     def settings(self) -> tuple[Setting, ...]:
         """Every row of the comparison, without RC first."""

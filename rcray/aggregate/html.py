@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from rcray.aggregate.catalogue import Catalogue
 from rcray.aggregate.collect import CellResult
+from rcray.aggregate.explore.page import templates_in
 from rcray.aggregate.findings import Finding
 from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks, duration
 from rcray.aggregate.results import held_out_pairs
@@ -79,14 +80,7 @@ def to_html(page: Page) -> str:
 
 @functools.cache
 def _templates() -> Environment:
-    templates = Environment(
-        loader=PackageLoader("rcray.aggregate"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    templates = templates_in("rcray.aggregate", "templates")
     templates.filters |= {"symbols": _symbols, "base64": _base64}
     templates.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     return templates
