@@ -20,11 +20,12 @@ from rcray.aggregate.catalogue import Catalogue
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.explore.page import templates_in
 from rcray.aggregate.findings import Finding
-from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks, duration
+from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks
 from rcray.aggregate.results import held_out_pairs
 from rcray.aggregate.sample_tables import samples_of_runs
 from rcray.aggregate.tables import Table
 from rcray.records.columns import COLUMNS, PATHWAYS
+from rcray.records.progress import duration
 from rcray.records.samples import WAYS
 from rcray.records.states import State
 
@@ -105,7 +106,7 @@ def _facts(results: Sequence[CellResult]) -> Iterator[tuple[str, str]]:
     yield "Steps per run", _unique(result.total_steps or "not known yet" for result in results)
     yield "Fidelity preset", _unique(config.fidelity for config in configs)
     yield "Likelihood", _unique(f"{config.likelihood} over tokens" for config in configs)
-    yield "Training time, all runs", duration(sum(result.seconds for result in results))
+    yield "Training time, all runs", duration(sum(result.seconds for result in results), 1)
 
 
 def _unique(values: Iterable[object]) -> str:

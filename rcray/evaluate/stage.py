@@ -145,7 +145,7 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         write_measured(_cached(store, measurement.key), entry)
     keys = {m.name: m.key for m in wanted if m.name in rows}
     _keep_items(run, store, keys.values())
-    every = _keep(run, keys, rows)
+    every = keep_rows(run, keys, rows)
     if errors:
         raise errors[0]
     return Outcome(
@@ -175,12 +175,7 @@ def _keep_items(run: RunDir, store: Store, keys: Iterable[str]) -> None:
                 write_atomic(target, kept.read_bytes())
 
 
-def add_rows(run: RunDir, name: str, key: str, rows: Sequence[MetricRow]) -> None:
-    """Puts rows measured elsewhere into a run's file, in place of earlier ones of the same name."""
-    _keep(run, {name: key}, {name: rows})
-
-
-def _keep(run: RunDir, keys: Mapping[str, str], rows: Mapping[str, Sequence[MetricRow]]) -> tuple[MetricRow, ...]:
+def keep_rows(run: RunDir, keys: Mapping[str, str], rows: Mapping[str, Sequence[MetricRow]]) -> tuple[MetricRow, ...]:
     """Writes the run's own file: what was measured now, and what other settings had measured before."""
     before = recover_evaluation(run.evaluation)
     after = before.updated(keys, rows)
