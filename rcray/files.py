@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from rcray.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,17 @@ def publish_directory(target: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def build_once(target: Path, build: Callable[[Path], None]) -> Path:
+    """A cached directory; built on first use, by one process."""
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not target.is_dir():
+                log.info("building %s (once; cached in %s)", target.name, target)
+                publish_directory(target, build)
+    return target
+
+
 def measured(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, as manifests name them."""
     with path.open("rb") as file:
@@ -78,6 +91,16 @@ def broken_seal(directory: Path) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON atomically."""
     write_atomic(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_parquet(path: Path, table: Any, **options: Any) -> None:
+    """Writes a table of pyarrow atomically, with checksums by which damage shows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **{"write_page_checksum": True, **options})
+    write_atomic(path, sink.getvalue().to_pybytes())
 
 
 def read_json(

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -131,20 +131,34 @@ class ProgressLine:
         self.progress.stop()
 
 
-class CountLine:
+class _StatusLine:
+    """One line on stderr: in place on a terminal (`live`), printed anew elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.live = self.console.status("") if self.console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def print(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class CountLine(_StatusLine):
     """A long pass over something: how much of it is done, at what rate, for how long still."""
 
     def __init__(self, what: str):
+        super().__init__()
         self.what = what
-        self.console = Console(stderr=True)
-        self.live: Any = None
         self.begun = self.told = time.monotonic()
-
-    def __enter__(self) -> "CountLine":
-        if self.console.is_terminal:
-            self.live = self.console.status("")
-            self.live.start()
-        return self
 
     def update(self, done: int, total: int) -> None:
         """Takes how much is done."""
@@ -156,28 +170,20 @@ class CountLine:
             self.live.update(now_at.text)
         elif now - self.told > LINE_SECONDS:
             self.told = now
-            self.console.print(now_at.text, markup=False, highlight=False, soft_wrap=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
+            self.print(now_at.text)
 
 
-class DeliveryLine:
+class DeliveryLine(_StatusLine):
     """A delivery: what was sent so far. Without a terminal a line now and then, which also shows that it is alive."""
 
     def __init__(self, name: str, address: str):
+        super().__init__()
         self.text = f"delivering {name} to {address}"
-        self.console = Console(stderr=True)
-        self.live: Any = None
         self.shown = ("", 0.0)
 
-    def __enter__(self) -> "DeliveryLine":
-        self.console.print(self.text, markup=False, highlight=False, soft_wrap=True)
-        if self.console.is_terminal:
-            self.live = self.console.status("")
-            self.live.start()
-        return self
+    def __enter__(self) -> Self:
+        self.print(self.text)
+        return super().__enter__()
 
     def update(self, sent: Tally) -> None:
         """Takes what was sent since the start."""
@@ -185,12 +191,8 @@ class DeliveryLine:
         if self.live:
             self.live.update(f"{sent} (Ctrl-C ends the delivery, not the training)")
         elif str(sent) != text and time.monotonic() - since > LINE_SECONDS:
-            self.console.print(f"  {sent}", markup=False, highlight=False, soft_wrap=True)
+            self.print(f"  {sent}")
             self.shown = (str(sent), time.monotonic())
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
 
 
 class Interruptible:

@@ -33,10 +33,10 @@ def _is_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
-def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
+def secret_values() -> list[str]:
     """Values of the environment that must not be shown, longest first, also as they stand in an address."""
     values = set()
-    for name, value in (os.environ if environment is None else environment).items():
+    for name, value in os.environ.items():
         if _is_secret(name) and len(value.strip()) >= _SHORTEST:
             values |= {value, value.strip(), quote(value, safe=""), quote_plus(value)}
     return sorted(values, key=len, reverse=True)

@@ -50,56 +50,37 @@ def plain_name(name: object, what: str) -> str:
     return name
 
 
+class _Within:
+    """A file or a folder of a run's directory, by its name there."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, run: "RunDir", _: type) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """The files of one run."""
 
     path: Path
 
+    config = _Within("config.yaml")  # the resolved configuration
+    status = _Within("status.json")  # progress and outcome
+    dynamics = _Within("dynamics")  # step records, in parts
+    checkpoints = _Within("checkpoints")  # resumable state
+    final = _Within("final")  # the trained model
+    best = _Within("best")  # the model that ranked the probe pairs best, where it was to be kept
+    profile = _Within("profile")  # where a step's time went, where asked for
+    evaluation = _Within("evaluation.json")  # metric rows
+    samples = _Within("samples.json")  # answers of its start model and of the trained one, where asked for
+    adjusted = _Within("adjusted.json")  # what was changed so that the run could be carried out
+
     @property
     def run_id(self) -> str:
         """The directory is named by the run's identity."""
         return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def status(self) -> Path:
-        """Progress and outcome."""
-        return self.path / "status.json"
-
-    @property
-    def dynamics(self) -> Path:
-        """Step records, in parts."""
-        return self.path / "dynamics"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Resumable state."""
-        return self.path / "checkpoints"
-
-    @property
-    def final(self) -> Path:
-        """The trained model."""
-        return self.path / "final"
-
-    @property
-    def best(self) -> Path:
-        """The model that ranked the probe pairs best, where it was to be kept."""
-        return self.path / "best"
-
-    @property
-    def profile(self) -> Path:
-        """Where a step's time went, where asked for."""
-        return self.path / "profile"
-
-    @property
-    def evaluation(self) -> Path:
-        """Metric rows."""
-        return self.path / "evaluation.json"
 
     def items(self, key: str) -> Path:
         """What the measurement with this key said of every pair or document."""
@@ -108,16 +89,6 @@ class RunDir:
     def displaced(self, key: str) -> Path:
         """The pairs of that measurement whose chosen answers fell most, token by token."""
         return self.path / "displaced" / f"{key}.parquet"
-
-    @property
-    def samples(self) -> Path:
-        """Answers of its start model and of the trained one, where asked for."""
-        return self.path / "samples.json"
-
-    @property
-    def adjusted(self) -> Path:
-        """What was changed so that the run could be carried out."""
-        return self.path / "adjusted.json"
 
     def read_status(self) -> RunStatus:
         """The status; one that is damaged is made again by the run."""

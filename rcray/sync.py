@@ -57,11 +57,11 @@ def sync_models(synced: Synced, store: Store, models: Models) -> list[str]:
     if models.log == "none":
         return []
     from rcray.track.mlflow import MlflowTracker
-    from rcray.track.registry import best_cell, log_model, register
+    from rcray.track.registry import best_to_register, log_model, register
 
     tracker = MlflowTracker(synced.address, store.root / "mlartifacts")
     runs = Book(store, synced.name).server(synced.address.uri).runs
-    best = best_cell(store, synced.cells, models.best_by)
+    best = best_to_register(store, synced.cells, models.best_by)
     done = [cell for cell in synced.cells if store.run(cell.run_id).final.is_dir()]
     said = []
     for cell in done if models.log == "all" else [best]:

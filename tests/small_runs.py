@@ -1,9 +1,12 @@
 """Runs of a few steps on the tiny model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rcray.config import RunConfig, run_id
+from rcray.config.data import DataConfig
+from rcray.data.dialogue import Pair, Skipped
+from rcray.data.encode import EncodedPairs, EncodeReport, encode_stream, require
 from rcray.records.columns import MACHINE_COLUMNS
 from rcray.store import Store
 from rcray.train.dynamics import read_dynamics
@@ -46,3 +49,11 @@ def kill_at(step: int) -> Callable[[dict[str, Any]], None]:
 def records(store: Store, config: RunConfig) -> Any:
     """All step records of a run, without what measures the machine."""
     return read_dynamics(store.run(run_id(config)).dynamics).drop_columns(list(MACHINE_COLUMNS)).to_pandas()
+
+
+def encode_pairs(pairs: Iterable[Pair | Skipped], tokenizer: Any, config: DataConfig) -> EncodedPairs:
+    """Encodes every usable pair in memory; raises if none is left."""
+    report = EncodeReport()
+    encoded = tuple(encode_stream(pairs, tokenizer, config, report))
+    require(report, "data")
+    return EncodedPairs(encoded, report)

@@ -61,12 +61,12 @@ class Cure:
 
 def cures(comparisons: Sequence[Comparison]) -> dict[str, list[Cure]]:
     """DPO and its cures by model; only models that have both."""
-    found: dict[str, list[Cure]] = {}
+    by_model: dict[str, list[Cure]] = {}
     for comparison in comparisons:
         for setting in comparison.settings:
             if isinstance(setting.config.objective, (Dpo, *CURES)):
-                found.setdefault(comparison.model, []).append(Cure(comparison, setting))
-    return {model: rows for model, rows in found.items() if _has_both(rows)}
+                by_model.setdefault(comparison.model, []).append(Cure(comparison, setting))
+    return {model: rows for model, rows in by_model.items() if _has_both(rows)}
 
 
 def _has_both(rows: Sequence[Cure]) -> bool:

@@ -110,8 +110,8 @@ def p_entry(differences: Sequence[float]) -> Entry:
 
 
 @functools.cache
-def t_quantile(degrees: float, p: float = 0.05) -> float:
-    """The t that |T| exceeds with probability `p`."""
+def t_quantile(degrees: float) -> float:
+    """The t that |T| exceeds with probability 0.05."""
     from scipy import stats
 
-    return float(stats.t.isf(p / 2, degrees))
+    return float(stats.t.isf(0.025, degrees))

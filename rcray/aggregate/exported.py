@@ -19,7 +19,7 @@ from rcray.aggregate.summary import IN_BAND
 from rcray.config import Experiment, build_run
 from rcray.config.load import explain, read_yaml, to_yaml
 from rcray.errors import StoreError
-from rcray.files import write_atomic
+from rcray.files import write_atomic, write_parquet
 from rcray.records.ledger import Ledger, LedgerEntry, read_ledger, write_ledger, write_stopped
 from rcray.records.states import State
 from rcray.records.status import read_status, write_status
@@ -57,7 +57,7 @@ def exported_experiments(ledger: Store) -> list[Planned]:
             fix="give a directory written by `rcray report FILES --export-ledger DIR`",
         )
     ledgers = sorted(((file, read_ledger(file.parent)) for file in files), key=lambda pair: pair[1].updated)
-    return [(_experiment(file), [_cell(ledger, entry) for entry in content.cells]) for file, content in ledgers]
+    return [(_experiment(file), [cell_of(ledger, entry) for entry in content.cells]) for file, content in ledgers]
 
 
 def _files(ledger: Store) -> list[Path]:
@@ -73,7 +73,8 @@ def _experiment(path: Path) -> Experiment:
         raise explain(error, Experiment, content, str(path)) from None
 
 
-def _cell(ledger: Store, entry: LedgerEntry) -> Cell:
+def cell_of(ledger: Store, entry: LedgerEntry) -> Cell:
+    """The cell of an entry, with the settings in its run's directory."""
     path = ledger.run(entry.run_id).config
     return Cell(entry.run_id, build_run(read_yaml(path), {}, str(path)), entry.varied)
 
@@ -109,22 +110,20 @@ def _export_run(result: CellResult, target: RunDir) -> None:
 def _export_dynamics(source: RunDir, target: RunDir) -> None:
     """The step records in one part, packed tightly."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from rcray.aggregate.summary import recorded_columns
     from rcray.train.dynamics import part_name, read_dynamics
 
     table = read_dynamics(source.dynamics, list(recorded_columns(source)))
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    sink = pa.BufferOutputStream()
-    pq.write_table(
+    steps = table["step"].to_pylist()
+    write_parquet(
+        target.dynamics / part_name(steps[0], steps[-1]),
         table,
-        sink,
         compression="zstd",
         compression_level=15,
         use_dictionary=[name for name in table.column_names if name not in floats],
         use_byte_stream_split=floats,
         write_statistics=False,
+        write_page_checksum=False,
     )
-    steps = table["step"].to_pylist()
-    write_atomic(target.dynamics / part_name(steps[0], steps[-1]), sink.getvalue().to_pybytes())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.estimates import Estimate, t_quantile
+from rcray.aggregate.estimates import Estimate
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
 from rcray.aggregate.groups import Comparison, Setting, difference
 from rcray.aggregate.summary import AGREEMENT, AGREEMENT_HEAD, IN_BAND
@@ -50,10 +50,9 @@ def check_claims(comparisons: Sequence[Comparison], unit: str) -> list[Finding]:
         if not comparison.with_rc:
             findings.append(Finding(comparison.title, comparison.model, missing="there is no cell with RC"))
         for setting in comparison.with_rc:
-            title = f"{comparison.title} ({setting.variant})" if setting.variant else comparison.title
             missing = _missing(comparison.without, setting)
             checks = () if missing or comparison.without is None else _checks(comparison.without, setting, unit)
-            findings.append(Finding(title, comparison.model, checks, missing))
+            findings.append(Finding(comparison.title_of(setting), comparison.model, checks, missing))
     return findings
 
 
@@ -79,18 +78,14 @@ def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[
         lines.append(
             f"{lost} of {len(results)} runs lost their winner: the chosen answers are gone, whatever the margin."
         )
-    measured = [result.metrics[AGREEMENT] for result in results if result.ok and AGREEMENT in result.metrics]
-    if measured:
-        intervals = sum(row.n for row in measured)
-        share = sum(row.value * row.n for row in measured) / intervals
-        lines.append(
-            f"The pathway predicted for the updates was the one seen on the probe set in {share:.0%} of "
-            f"{intervals} intervals between its measurements."
-        )
-    if at_head := [r.metrics[AGREEMENT_HEAD] for r in results if r.ok and AGREEMENT_HEAD in r.metrics]:
-        intervals = sum(row.n for row in at_head)
-        share = sum(row.value * row.n for row in at_head) / intervals
-        lines.append(f"The paper's band at the head or the last adapters named it in {share:.0%} of {intervals}.")
+    for metric, said in (
+        (AGREEMENT, "The pathway predicted for the updates was the one seen on the probe set in {:.0%} of {} intervals "
+                    "between its measurements."),
+        (AGREEMENT_HEAD, "The paper's band at the head or the last adapters named it in {:.0%} of {}."),
+    ):  # fmt: skip
+        if measured := [result.metrics[metric] for result in results if result.ok and metric in result.metrics]:
+            intervals = sum(row.n for row in measured)
+            lines.append(said.format(sum(row.value * row.n for row in measured) / intervals, intervals))
     return lines
 
 
@@ -167,11 +162,9 @@ def _accuracy(without: Setting, setting: Setting) -> Check:
 
 
 def _error(estimate: Estimate) -> float:
-    if estimate.stderr is None:
-        return math.nan
-    if estimate.seeds > 1 and estimate.degrees is not None:
-        return t_quantile(estimate.degrees) * estimate.stderr
-    return (t_quantile(estimate.seeds - 1) if estimate.seeds > 1 else _ERRORS) * estimate.stderr
+    if estimate.seeds > 1 or estimate.stderr is None:
+        return estimate.half_width
+    return _ERRORS * estimate.stderr
 
 
 def _signed(value: float, digits: int) -> str:

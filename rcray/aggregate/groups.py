@@ -15,7 +15,7 @@ from rcray.aggregate.estimates import Estimate, estimate
 from rcray.aggregate.frame import DYNAMICS, Measurement
 from rcray.aggregate.paired import paired_error
 from rcray.aggregate.tables import Entry
-from rcray.config import RunConfig, content_key, identity
+from rcray.config import RunConfig, content_key, flatten, identity
 from rcray.records.states import State
 
 NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json has no such row
@@ -129,6 +129,10 @@ class Comparison:
     def title(self) -> str:
         """The objective, and its variant where there are several."""
         return f"{self.objective} ({self.variant})" if self.variant else self.objective
+
+    def title_of(self, setting: Setting) -> str:
+        """The same with the variant of one of its settings."""
+        return f"{self.title} ({setting.variant})" if setting.variant else self.title
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -279,14 +283,3 @@ def varying_paths(group: Sequence[Mapping[str, Any]]) -> set[str]:
         )
 
     return {path for path, own in values.items() if len(own) > 1 or (counts[path] < len(group) and not follows(path))}
-
-
-def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted paths."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from rcray.aggregate.catalogue import Catalogue
 from rcray.aggregate.collect import CellResult
+from rcray.aggregate.explore.page import templates_in
 from rcray.aggregate.findings import Finding
-from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks, duration
+from rcray.aggregate.html_cells import WITH_CONFIGURATION, cell_blocks
 from rcray.aggregate.results import held_out_pairs
 from rcray.aggregate.sample_tables import samples_of_runs
 from rcray.aggregate.tables import Table
 from rcray.records.columns import COLUMNS, PATHWAYS
+from rcray.records.progress import duration
 from rcray.records.samples import WAYS
 from rcray.records.states import State
 
@@ -79,14 +81,7 @@ def to_html(page: Page) -> str:
 
 @functools.cache
 def _templates() -> Environment:
-    templates = Environment(
-        loader=PackageLoader("rcray.aggregate"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    templates = templates_in("rcray.aggregate", "templates")
     templates.filters |= {"symbols": _symbols, "base64": _base64}
     templates.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     return templates
@@ -111,7 +106,7 @@ def _facts(results: Sequence[CellResult]) -> Iterator[tuple[str, str]]:
     yield "Steps per run", _unique(result.total_steps or "not known yet" for result in results)
     yield "Fidelity preset", _unique(config.fidelity for config in configs)
     yield "Likelihood", _unique(f"{config.likelihood} over tokens" for config in configs)
-    yield "Training time, all runs", duration(sum(result.seconds for result in results))
+    yield "Training time, all runs", duration(sum(result.seconds for result in results), 1)
 
 
 def _unique(values: Iterable[object]) -> str:

@@ -13,6 +13,7 @@ from rcray.aggregate.groups import setting_key
 from rcray.aggregate.summary import AGREEMENT, CHANGE_L, CHANGE_W, IN_BAND, PREDICTED, REALISED, SKIPPED, STEPS
 from rcray.aggregate.tables import number
 from rcray.config.load import to_yaml
+from rcray.records.progress import duration
 
 WITH_CONFIGURATION = 500  # runs whose settings the page spells out; past that it would be tens of megabytes
 
@@ -53,7 +54,7 @@ def _block(result: CellResult, folder: Path, siblings: Sequence[CellResult], spe
         run_id=result.cell.run_id,
         status=result.status,
         label=result.cell.label,
-        progress=f"{result.step} of {result.total_steps or '?'} steps, {duration(result.seconds)}",
+        progress=f"{result.step} of {result.total_steps or '?'} steps, {duration(result.seconds, 1)}",
         error=result.error,
         metrics=list(_metrics(result)) if spelled_out and result.ok else [],
         dynamics=dynamics_sentence(result) if result.recorded else "",
@@ -91,10 +92,3 @@ def dynamics_sentence(result: CellResult) -> str:
     if result.value(SKIPPED):
         said += f" Calibration left {result.value(SKIPPED):.0%} of steps alone."
     return said
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

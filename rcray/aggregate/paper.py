@@ -129,9 +129,6 @@ BENCHMARK_TABLES: tuple[TableSpec, ...] = (
 RUNTIME_MODELS = ("mistral-7b", "pythia-2.8b", "pythia-410m")
 RUNTIME_OBJECTIVES = ("dil-bce", "cpo", "ddro", "dpo", "ipo", "dil-lsif", "simpo", "dil-ukl")
 
-#: AlpacaEval in the text of section 4.2.
-WIN_RATE_OBJECTIVES = ("dpo", "dil-bce")
-
 #: What a reader of the published numbers should know.
 PUBLISHED_NOTES = {
     "stderr": (

@@ -48,7 +48,7 @@ def win_rates_of_runs(comparisons: Sequence[Comparison]) -> Table | None:
         for setting in comparison.with_rc:
             if not any(setting.measured(metric) for metric, _ in _METRICS):
                 continue
-            entries = [Entry(f"{comparison.title} ({setting.variant})" if setting.variant else comparison.title)]
+            entries = [Entry(comparison.title_of(setting))]
             for metric, _ in _METRICS:
                 said = dict.fromkeys(row.note for row in setting.measured(metric).values() if row.note)
                 entries.append(setting.entry(metric, len(setting.results) > 1, tip="; ".join(said)))

@@ -43,11 +43,6 @@ class LogMean:
     log_abs: float
     sign: int
 
-    @property
-    def value(self) -> float:
-        """The mean itself; may underflow to 0 where log_abs does not."""
-        return self.sign * math.exp(self.log_abs)
-
 
 @dataclass(frozen=True)
 class Scores:

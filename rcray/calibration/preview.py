@@ -4,7 +4,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,12 @@ from rcray.calibration.scores import Reduce
 MOST_COORDINATES = 2**21
 
 
-class Preview(Protocol):
-    """What an optimizer would make of a gradient, without making it: u = kept + per_gradient * gradient."""
-
-    def kept(self) -> Tensor:
-        """The part of the coming update that its memory decides, whatever the gradient."""
-        ...
-
-    def per_gradient(self, gradient: Tensor) -> Tensor:
-        """What each entry of the gradient is multiplied with; Adam's scaling has a little of the gradient in it."""
-        ...
-
-    #: By how much a gradient that lasts counts for more than in its own step.
-    settles: float
-
-
 @dataclass(frozen=True)
 class AdamPreview:
-    """AdamW, from its own moments."""
+    """AdamW, from its own moments: u = kept + per_gradient * gradient, without making it.
+
+    `settles`: by how much a gradient that lasts counts for more than in its own step.
+    """
 
     m: Tensor
     v: Tensor

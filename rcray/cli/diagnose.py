@@ -56,7 +56,7 @@ def diagnose(
     if write_filter and configs[0].data.format == "unpaired":
         raise ConfigError("--write-filter: rows are labelled answers here, and are judged in pairs", fix="leave it out")
     place = Store.open(store)
-    found, dropped = [], dict[int, list[str]]()
+    contents, dropped = [], dict[int, list[str]]()
     for number, group in enumerate(groups.values(), start=1):
         with CountLine("pairs read") as line:
             diagnosis = examine(group, place, pairs or None, line.update)
@@ -65,7 +65,7 @@ def diagnose(
         page = report.write(diagnosis, folder, title)
         for row, reasons in diagnosis.dropped(names, worst).items():
             dropped[row] = list(dict.fromkeys([*dropped.get(row, ()), *reasons]))
-        found.append(report.content(diagnosis) | {"page": str(page)})
+        contents.append(report.content(diagnosis) | {"page": str(page)})
         if not json_:
             _show(diagnosis)
             typer.echo(str(page))
@@ -74,7 +74,7 @@ def diagnose(
         typer.echo(f"{write_filter}: {len(dropped)} rows, by {', '.join(names)}", err=json_)
         typer.echo(f"  --set data.exclude_rows={write_filter}", err=json_)
     if json_:
-        typer.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
+        typer.echo(json.dumps(contents if len(contents) > 1 else contents[0], indent=2))
 
 
 def _configs(

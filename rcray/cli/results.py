@@ -151,12 +151,7 @@ def watch(
     from rcray.aggregate.explore.server import serve as serve_page
 
     opened = Store.at(store)
-
-    def say(line: str) -> None:
-        typer.echo(line)
-        sys.stdout.flush()
-
-    serve_page(watch_experiments(opened, planned) if planned else watch_store(opened), port, say)
+    serve_page(watch_experiments(opened, planned) if planned else watch_store(opened), port, typer.echo)
 
 
 @app.command(short_help="MLflow's pages on the store's runs")
@@ -173,15 +168,10 @@ def ui(
 
     given = tracking_address(tracking_uri) if tracking_uri else None
     opened = Store.open(store)
-
-    def say(line: str) -> None:
-        typer.echo(line)
-        sys.stdout.flush()
-
     address = given or Address(opened.default_tracking_uri)
     if not address.is_server:
         announce(f"starting MLflow's server for {address.shown}, which takes up to a minute on a busy machine")
-    sys.exit(serve(address, opened, host, port, say))
+    sys.exit(serve(address, opened, host, port, typer.echo))
 
 
 @app.command(short_help="deliver to MLflow what it has not got")

@@ -1,6 +1,6 @@
 """Configuration: what a run is. Nothing here imports torch, ray or mlflow."""
 
-from rcray.config.identity import content_key, identity, run_id
+from rcray.config.identity import content_key, flatten, identity, run_id
 from rcray.config.load import build_run, load_experiment, parse_overrides
 from rcray.config.schema import Experiment, RunConfig
 
@@ -9,6 +9,7 @@ __all__ = [
     "RunConfig",
     "build_run",
     "content_key",
+    "flatten",
     "identity",
     "load_experiment",
     "parse_overrides",

@@ -6,6 +6,7 @@ Two experiment files that describe the same training therefore share one run, an
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rcray.config.objectives import Kto
@@ -68,6 +69,17 @@ def _active_model_fields(config: RunConfig, model: dict[str, Any]) -> dict[str, 
     inactive = {"quantization"} if not config.model.quantized else set()
     inactive |= set() if config.model.trains_adapters else {"lora"}
     return {name: value for name, value in model.items() if value is not None and name not in inactive}
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted paths, as in `--set`; an empty section is a value."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def content_key(content: Any, length: int = RUN_ID_LENGTH) -> str:

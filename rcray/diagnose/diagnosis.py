@@ -71,19 +71,19 @@ class Diagnosis:
         if self.config.data.format == "unpaired":
             return [int(i) for i in self.sample]
         names = [self.pairs[i].row for i in self.sample.tolist()]
-        found = row_numbers(self.config.data, names)
-        return [found[name] for name in names]
+        numbers = row_numbers(self.config.data, names)
+        return [numbers[name] for name in names]
 
     def pathways(self) -> dict[str, dict[str, float] | str]:
         """For each objective, the share of the sample's pairs on each pathway; or why it is not predicted."""
-        found: dict[str, dict[str, float] | str] = {}
+        shares: dict[str, dict[str, float] | str] = {}
         for config in self.configs:
             words = predicted_pathways(self.measures, config.objective, config.likelihood)
             if isinstance(words, str):
-                found[config.objective_title] = words
+                shares[config.objective_title] = words
             else:
-                found[config.objective_title] = {word: words.count(word) / len(words) for word in PATHWAYS}
-        return found
+                shares[config.objective_title] = {word: words.count(word) / len(words) for word in PATHWAYS}
+        return shares
 
     def worst(self, name: str, share: float) -> np.ndarray:
         """Places in the sample of the worst pairs by a criterion, the worst first: all that are marked, or a share."""
@@ -95,11 +95,11 @@ class Diagnosis:
 
     def dropped(self, names: Sequence[str], share: float) -> dict[int, list[str]]:
         """Row numbers that a filter leaves out, and why."""
-        found: dict[int, list[str]] = {}
+        reasons: dict[int, list[str]] = {}
         for name in names:
             for place in self.worst(name, share).tolist():
-                found.setdefault(self.numbers[place], []).append(name)
-        return dict(sorted(found.items()))
+                reasons.setdefault(self.numbers[place], []).append(name)
+        return dict(sorted(reasons.items()))
 
 
 def check_criteria(names: Sequence[str]) -> None:

@@ -109,10 +109,10 @@ def pathways_table(diagnosis: Diagnosis) -> Table:
     )
 
 
-def worst_table(diagnosis: Diagnosis, criterion: Criterion, count: int = SHOWN) -> Table | None:
+def worst_table(diagnosis: Diagnosis, criterion: Criterion) -> Table | None:
     """The worst pairs by one column, with their text; None where no pair is marked."""
     values = criterion.values(diagnosis)
-    places = diagnosis.worst(criterion.name, 1.0)[:count].tolist()
+    places = diagnosis.worst(criterion.name, 1.0)[:SHOWN].tolist()
     if not places:
         return None
     rows = []

@@ -6,9 +6,10 @@ from typing import Any
 
 from rcray.config.evaluation import EvaluationConfig
 from rcray.config.model import ModelConfig
-from rcray.errors import ConfigError, ModelError
-from rcray.models.chain import ACTIVE, incomplete, read_chain, require_links, require_own
-from rcray.models.load import LoadedModel, checked_origin, merged_base
+from rcray.errors import ConfigError
+from rcray.models.chain import ACTIVE, read_chain, require_own
+from rcray.models.load import LoadedModel, merged_base
+from rcray.models.trained import origin_of_links
 
 #: Tokens of one forward on a CPU: enough to keep the cores busy, little enough for the caches.
 CPU_TOKENS = 8192
@@ -69,11 +70,7 @@ def vllm_arguments(directory: Path, cache: Path) -> dict[str, Any]:
             "evaluation.backend: vllm would run a QLoRA adapter on another base than the 4-bit one it was trained on",
             fix="evaluation.backend: hf, or evaluate the model exported by merging",
         )
-    try:
-        origin = checked_origin(config, cache)
-    except ModelError as error:
-        raise incomplete(directory, error.message) from None
-    require_links(record, origin, directory)
+    origin = origin_of_links(record, config, directory, cache)
     base = origin.base if origin.sft_adapter is None else merged_base(origin)
     return {
         "pretrained": str(base),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rcray.records.evaluation import MetricRow
+
 RESAMPLES = 1000
 _SEED = 0
 _LEVEL = (0.025, 0.975)
@@ -37,3 +39,14 @@ def bootstrap(size: int, statistic: Callable[[np.ndarray], np.ndarray], resample
         return Interval(np.nan, np.nan, np.nan)
     low, high = np.quantile(drawn, _LEVEL)
     return Interval(float(low), float(high), float(drawn.std(ddof=1)))
+
+
+def bootstrapped_row(
+    benchmark: str, name: str, size: int, statistic: Callable[[np.ndarray], np.ndarray], note: str | None = None
+) -> MetricRow:
+    """The statistic of everything, with the bootstrap's interval and standard error."""
+    interval = bootstrap(size, statistic)
+    value = float(statistic(np.arange(size)[None])[0])
+    return MetricRow(
+        benchmark, name, value, interval.stderr, size, ci_low=interval.low, ci_high=interval.high, note=note
+    )

@@ -24,7 +24,7 @@ _CONTEXT = 4  # tokens before one with which it is decoded: what it is as text d
 def token_logps(model: Any, pairs: Sequence[EncodedPair], device: torch.device) -> list[tuple[np.ndarray, ...]]:
     """Log-probabilities of the tokens of the chosen and of the rejected answer of each pair."""
     lengths = np.array([pair.sizes for pair in pairs], np.int64).reshape(-1, 3)
-    found: list[tuple[np.ndarray, ...]] = [()] * len(pairs)
+    logps: list[tuple[np.ndarray, ...]] = [()] * len(pairs)
     training = model.training
     model.eval()
     try:
@@ -33,10 +33,10 @@ def token_logps(model: Any, pairs: Sequence[EncodedPair], device: torch.device) 
                 batch = collate(pairs, rows).to(device)
                 sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
                 for at, row in enumerate(rows):
-                    found[row] = tuple(side.logp[at][side.mask[at].bool()].double().cpu().numpy() for side in sides)
+                    logps[row] = tuple(side.logp[at][side.mask[at].bool()].double().cpu().numpy() for side in sides)
     finally:
         model.train(training)
-    return found
+    return logps
 
 
 def displaced_pairs(

@@ -8,13 +8,12 @@ are 95% percentile bootstrap over pairs, seeded.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rcray.config.benchmarks import PREFERENCE
-from rcray.evaluate.bootstrap import Interval, bootstrap
+from rcray.evaluate.bootstrap import bootstrapped_row
 from rcray.records.evaluation import MetricRow
 from rcray.records.items import Items
 from rcray.records.states import State
@@ -97,28 +96,15 @@ def preference_rows(shifts: Shifts, *, is_reference: bool = False) -> list[Metri
     return [
         *means.values(),
         _mean_row("brier", (1 - probability) ** 2, note),
-        _row("ece", margin, lambda draws: _calibration_error(probability[draws]), note),
+        bootstrapped_row(PREFERENCE, "ece", len(margin), lambda draws: _calibration_error(probability[draws]), note),
         _length_row(margin, (shifts.n_w - shifts.n_l).astype(float)),
     ]
 
 
 def _mean_row(name: str, values: np.ndarray, note: str | None = None) -> MetricRow:
-    interval = bootstrap(len(values), lambda draws: values[draws].mean(axis=1))
-    stderr = float(values.std(ddof=1) / math.sqrt(len(values)))
-    return _filled(name, float(values.mean()), stderr, len(values), interval, note)
-
-
-def _row(
-    name: str, values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], note: str | None = None
-) -> MetricRow:
-    """A metric that is no mean: its standard error is the bootstrap's."""
-    interval = bootstrap(len(values), statistic)
-    value = float(statistic(np.arange(len(values))[None])[0])
-    return _filled(name, value, interval.stderr, len(values), interval, note)
-
-
-def _filled(name: str, value: float, stderr: float, n: int, interval: Interval, note: str | None) -> MetricRow:
-    return MetricRow(PREFERENCE, name, value, stderr, n, ci_low=interval.low, ci_high=interval.high, note=note)
+    """A mean over pairs: its standard error is known without resampling."""
+    row = bootstrapped_row(PREFERENCE, name, len(values), lambda draws: values[draws].mean(axis=1), note)
+    return replace(row, value=float(values.mean()), stderr=float(values.std(ddof=1) / math.sqrt(len(values))))
 
 
 def _calibration_error(probability: np.ndarray) -> np.ndarray:
@@ -141,7 +127,9 @@ def _length_row(margin: np.ndarray, longer: np.ndarray) -> MetricRow:
     if longer.std() == 0 or margin.std() == 0:
         reason = "all length differences are equal" if longer.std() == 0 else "all margins are equal"
         return MetricRow(PREFERENCE, "length_correlation", None, None, len(margin), State.UNDEFINED, reason)
-    return _row("length_correlation", margin, lambda draws: _correlation(margin[draws], longer[draws]))
+    return bootstrapped_row(
+        PREFERENCE, "length_correlation", len(margin), lambda draws: _correlation(margin[draws], longer[draws])
+    )
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -14,8 +14,7 @@ from rcray.evaluate.degenerate_text import flags_of, repetition
 from rcray.records.evaluation import MetricRow
 from rcray.records.samples import Answer, Sample
 
-_TEMPERATURES = (0.0, 1.0)  # greedy, and one draw
-WAYS = len(_TEMPERATURES)
+_TEMPERATURES = (0.0, 1.0)  # of WAYS: greedy, and one draw
 _SEED = 0  # of the drawn answer: both models draw with the same numbers
 
 

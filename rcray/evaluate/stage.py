@@ -145,7 +145,7 @@ def evaluate_run(config: RunConfig, store: Store, settings: EvaluationConfig | N
         write_measured(_cached(store, measurement.key), entry)
     keys = {m.name: m.key for m in wanted if m.name in rows}
     _keep_items(run, store, keys.values())
-    every = _keep(run, keys, rows)
+    every = keep_rows(run, keys, rows)
     if errors:
         raise errors[0]
     return Outcome(
@@ -175,12 +175,7 @@ def _keep_items(run: RunDir, store: Store, keys: Iterable[str]) -> None:
                 write_atomic(target, kept.read_bytes())
 
 
-def add_rows(run: RunDir, name: str, key: str, rows: Sequence[MetricRow]) -> None:
-    """Puts rows measured elsewhere into a run's file, in place of earlier ones of the same name."""
-    _keep(run, {name: key}, {name: rows})
-
-
-def _keep(run: RunDir, keys: Mapping[str, str], rows: Mapping[str, Sequence[MetricRow]]) -> tuple[MetricRow, ...]:
+def keep_rows(run: RunDir, keys: Mapping[str, str], rows: Mapping[str, Sequence[MetricRow]]) -> tuple[MetricRow, ...]:
     """Writes the run's own file: what was measured now, and what other settings had measured before."""
     before = recover_evaluation(run.evaluation)
     after = before.updated(keys, rows)
@@ -281,10 +276,10 @@ class Subject:
         """Both models answer the same prompts; the texts go into the run's directory."""
         from rcray.data.prepare import prepare_data
         from rcray.evaluate.degenerate import model_fault
-        from rcray.evaluate.samples import WAYS, answer_prompts, sample_rows, sampled_pairs, samples_of
+        from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
         from rcray.models.adapters import adapters_off
         from rcray.models.load import load_model
-        from rcray.records.samples import write_samples
+        from rcray.records.samples import WAYS, write_samples
 
         config, cache = self.config, self.store.cache
         trained = self._loaded()
@@ -292,7 +287,7 @@ class Subject:
             self.fault = fault
             return [MetricRow(SAMPLES, "flagged_trained", status=State.DEGENERATE, reason=fault)]
         pairs = sampled_pairs(prepare_data(config.data, trained.tokenizer, cache).held_out.pairs, self.settings.samples)
-        half = WAYS * len(pairs)
+        half = len(WAYS) * len(pairs)
         say = partial(report, EVALUATION, total=2 * half)
         with self._precision():
             after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings, say)

@@ -15,8 +15,8 @@ from rcray.config.wheels import QuantizedCopy
 from rcray.data.wheels import opened
 from rcray.errors import DataError, ModelError
 from rcray.extras import require
-from rcray.files import write_json
-from rcray.models.sources import build_once, save_whole
+from rcray.files import build_once, write_json
+from rcray.models.sources import save_whole
 
 log = logging.getLogger(__name__)
 

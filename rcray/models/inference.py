@@ -73,7 +73,7 @@ def pair_sums(
     `on_pairs` is told after each forward how many pairs are done; `watch` sees the chosen answers' distributions.
     """
     place = {int(i): column for column, i in enumerate(index)}
-    found = torch.empty(4, len(place), dtype=torch.float64)
+    all_sums = torch.empty(4, len(place), dtype=torch.float64)
     allowed, done = capabilities_of(model), 0
     most = budget(model, device)
     tokens = min(most, allowed.tokens or most)
@@ -88,11 +88,11 @@ def pair_sums(
                 log.warning("a forward of %d tokens ran out of memory; going on with %d", computed, allowed.tokens)
                 waiting = deque(token_batches(lengths, [*rows, *chain(*waiting)], allowed.tokens))
                 continue
-            found[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
+            all_sums[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
             done += len(rows)
             if on_pairs:
                 on_pairs(done)
-    return found
+    return all_sums
 
 
 def _sums_that_fit(model: Any, batch: Batch, allowed: Capabilities, watch: Watch | None) -> Tensor | None:
@@ -123,12 +123,12 @@ def plain_sums(
     None of them can be halved: it would be another shape, or the other workers would not know.
     """
     place = {int(i): column for column, i in enumerate(index)}
-    found = torch.empty(4, len(place), dtype=torch.float64)
+    all_sums = torch.empty(4, len(place), dtype=torch.float64)
     with torch.no_grad(), capabilities_of(model).precision():
         for rows in token_batches(lengths, list(place), budget(model, device)):
             sums = _side_sums(model, collate(pairs, rows).to(device), watch)
-            found[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
-    return found
+            all_sums[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
+    return all_sums
 
 
 def _side_sums(model: Any, batch: Batch, watch: Watch | None) -> Tensor:

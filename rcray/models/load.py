@@ -14,9 +14,10 @@ from rcray.config import content_key
 from rcray.config.model import ModelConfig
 from rcray.errors import ModelError
 from rcray.extras import explained_imports
+from rcray.files import build_once
 from rcray.models.adapters import attach_adapter, new_adapter, require_fit, require_packages
 from rcray.models.chain import require_usable_as_sft
-from rcray.models.sources import Origin, build_once, cannot_load, locate, save_whole, short_reason
+from rcray.models.sources import Origin, cannot_load, locate, save_whole, short_reason
 
 with explained_imports():
     from safetensors import SafetensorError

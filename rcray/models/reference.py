@@ -27,7 +27,7 @@ from torch import Tensor
 from rcray.config import content_key
 from rcray.data.encode import EncodedPairs
 from rcray.extras import explained_imports
-from rcray.files import write_atomic
+from rcray.files import write_parquet
 from rcray.models.adapters import adapters_off
 from rcray.models.capabilities import capabilities_of
 from rcray.models.inference import budget, length_order, pair_sums
@@ -135,8 +135,8 @@ class _Build:
             with FileLock(self.locks / f"{number:06d}", timeout=-1 if wait else 0):
                 if self._lacks(number) and _read(self.path, self.pairs) is None:
                     before = sum(map(len, self.shards[:number]))
-                    made = self.forward(self.shards[number], on_pairs=lambda done: self.tell(before + done))
-                    _write(self.part(number), made)
+                    logps = self.forward(self.shards[number], on_pairs=lambda done: self.tell(before + done))
+                    _write(self.part(number), logps)
         except Timeout:
             return False
         return True
@@ -202,11 +202,7 @@ def _disagreement(logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs
 
 
 def _write(path: Path, logps: ReferenceLogps) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.table({name: getattr(logps, name).numpy() for name in vars(logps)}), sink, write_page_checksum=True
-    )
-    write_atomic(path, sink.getvalue().to_pybytes())
+    write_parquet(path, pa.table({name: getattr(logps, name).numpy() for name in vars(logps)}))
 
 
 def _read(path: Path, rows: int) -> ReferenceLogps | None:

@@ -14,14 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from rcray.config import content_key
 from rcray.config.model import ModelConfig
 from rcray.config.models import MODELS, embedded_models
 from rcray.data.sources import find_local
 from rcray.errors import ModelError
-from rcray.files import publish_directory, write_atomic
+from rcray.files import write_atomic
 from rcray.store import is_plain_name
 
 log = logging.getLogger(__name__)
@@ -218,20 +216,6 @@ def tensor_entries(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
-
-
-# -- building
-
-
-def build_once(target: Path, build: Callable[[Path], None]) -> Path:
-    """A cached directory; built on first use, by one process."""
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
-            if not target.is_dir():
-                log.info("building %s (once; cached in %s)", target.name, target)
-                publish_directory(target, build)
-    return target
 
 
 def save_whole(model: Any, directory: Path) -> None:

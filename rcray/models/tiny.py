@@ -17,8 +17,8 @@ from rcray.config import content_key
 from rcray.config.models import MODELS, Embedded
 from rcray.data import synthetic
 from rcray.data.encode import render
-from rcray.files import broken_seal, publish_directory, seal
-from rcray.models.sources import build_once, save_whole
+from rcray.files import broken_seal, build_once, publish_directory, seal
+from rcray.models.sources import save_whole
 
 log = logging.getLogger(__name__)
 

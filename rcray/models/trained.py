@@ -13,6 +13,7 @@ from rcray.files import publish_directory
 from rcray.models.adapters import attach_adapter
 from rcray.models.chain import ACTIVE, FULL, MERGED, incomplete, read_chain, require_links, require_own, write_chain
 from rcray.models.load import CPU, LoadedModel, checked_origin, load_frozen, load_model, read_tokenizer
+from rcray.models.sources import Origin
 
 _PROBE = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9."
 
@@ -46,13 +47,19 @@ def load_trained(directory: Path, cache: Path, *, device: torch.device = CPU) ->
         require_own(record, directory)
         plain = ModelConfig(name=_as_path(directory), dtype=config.dtype, trust_remote_code=config.trust_remote_code)
         return load_model(plain, cache, device=device)
+    origin = origin_of_links(record, config, directory, cache)
+    model = attach_adapter(load_frozen(origin, device, quantized=config.quantized), directory)
+    return LoadedModel(model.eval(), read_tokenizer(config, directory), origin)
+
+
+def origin_of_links(record: dict[str, Any], config: ModelConfig, directory: Path, cache: Path) -> Origin:
+    """Where the base of an adapter lies; refused unless every link is the one that it was trained with."""
     try:
         origin = checked_origin(config, cache)
     except ModelError as error:
         raise incomplete(directory, error.message) from None
     require_links(record, origin, directory)
-    model = attach_adapter(load_frozen(origin, device, quantized=config.quantized), directory)
-    return LoadedModel(model.eval(), read_tokenizer(config, directory), origin)
+    return origin
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,11 @@ class Objective:
 
     def loss(self, pairs: PairLogps) -> Tensor:
         """Loss per pair, [pairs]."""
-        found = self.formula.loss(pairs, self.params)
-        if isinstance(found, Tensor):
-            return found
+        loss = self.formula.loss(pairs, self.params)
+        if isinstance(loss, Tensor):
+            return loss
         weights = pairs.weights
-        return found[0] + found[1] if weights is None else weights[0] * found[0] + weights[1] * found[1]
+        return loss[0] + loss[1] if weights is None else weights[0] * loss[0] + weights[1] * loss[1]
 
     def guarded(self, pairs: PairLogps) -> Tensor:
         """Which pairs sit in a documented continuation of the loss, [pairs] bool."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rcray.files import damaged, write_atomic
+from rcray.files import damaged, write_parquet
 
 SIDES = ("chosen", "rejected")
 
@@ -41,7 +41,6 @@ class DisplacedPair:
 def write_displaced(path: Path, pairs: tuple[DisplacedPair, ...]) -> None:
     """Writes the pairs, the worst first."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns: dict[str, list[object]] = {"row": [p.row for p in pairs], "prompt": [p.prompt for p in pairs]}
     kinds = [("row", pa.string()), ("prompt", pa.string())]
@@ -52,9 +51,7 @@ def write_displaced(path: Path, pairs: tuple[DisplacedPair, ...]) -> None:
         columns[f"{side}_trained"] = [np.asarray(answer.trained, float) for answer in answers]
         kinds += [(f"{side}_tokens", pa.list_(pa.string()))]
         kinds += [(f"{side}_{model}", pa.list_(pa.float64())) for model in ("start", "trained")]
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns, pa.schema(kinds)), sink, compression="zstd", write_page_checksum=True)
-    write_atomic(path, sink.getvalue().to_pybytes())
+    write_parquet(path, pa.table(columns, pa.schema(kinds)), compression="zstd")
 
 
 def read_displaced(path: Path) -> tuple[DisplacedPair, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rcray.files import damaged, write_atomic
+from rcray.files import damaged, write_parquet
 
 _NAME, _TASK = "item", "task"
 
@@ -31,13 +31,10 @@ class Items:
 def write_items(path: Path, items: Items) -> None:
     """Writes what was said of each item."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    sink = pa.BufferOutputStream()
     columns = {_NAME: list(items.names), _TASK: list(items.tasks)}
     table = pa.table(columns | {name: np.asarray(values, dtype=float) for name, values in items.columns.items()})
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    write_atomic(path, sink.getvalue().to_pybytes())
+    write_parquet(path, table, compression="zstd")
 
 
 def read_items(path: Path) -> Items | None:

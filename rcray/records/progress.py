@@ -65,11 +65,11 @@ class Progress:
             return False
 
 
-def duration(seconds: float) -> str:
-    """In the unit a person would use."""
+def duration(seconds: float, digits: int = 0) -> str:
+    """In the unit a person would use; `digits` are those of minutes."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.{digits}f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 _parse = parser(Progress)

@@ -70,12 +70,8 @@ def encode(settings: dict[str, Any], store: Store) -> int:
 
 def shared_references(cells: Sequence[Cell]) -> list[RunConfig]:
     """One config per distinct (model, data) whose reference is worth a stage of its own."""
-    inputs: dict[str, RunConfig] = {}
-    for cell in cells:
-        config = cell.config
-        if _is_large(config) and config.needs_reference and not config.objective.traits.token_level:
-            inputs.setdefault(_inputs_key(config), config)
-    return list(inputs.values())
+    configs = [(cell, cell.config) for cell in cells]
+    return shared_data([cell for cell, c in configs if c.needs_reference and not c.objective.traits.token_level])
 
 
 def build_references(configs: Sequence[RunConfig], store: Store, nodes: Sequence[NodeKind]) -> None:

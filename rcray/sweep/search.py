@@ -62,7 +62,7 @@ def early_stops(directory: Path) -> Any:
 
 
 def best_cell(cells: Sequence[Cell], store: Store, metric: str) -> tuple[Cell, float] | None:
-    """The cell with the highest score."""
+    """The cell with the highest score, the first of equals; None where no finished one has it."""
     scored = [(cell, score) for cell in cells if (score := store.run(cell.run_id).scores().get(metric)) is not None]
     return max(scored, key=lambda item: item[1], default=None)
 

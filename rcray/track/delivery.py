@@ -124,14 +124,12 @@ class Delivery:
                 try:
                     self._deliver(cell, final, stop)
                     self.problems.pop(cell.run_id, None)
-                except TrackerUnavailableError:
+                except (RcrayError, ArrowException, OSError) as error:
                     # Whether the last call arrived is not known: ask before sending again.
                     self._cursors.pop(cell.run_id, None)
                     self._runs.pop(cell.run_id, None)
-                    raise
-                except (RcrayError, ArrowException, OSError) as error:
-                    self._cursors.pop(cell.run_id, None)
-                    self._runs.pop(cell.run_id, None)
+                    if isinstance(error, TrackerUnavailableError):
+                        raise
                     self._note(cell, error)
 
     def change_plan(self, plan: Plan) -> None:

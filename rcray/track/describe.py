@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from rcray.config import RunConfig
+from rcray.config import RunConfig, flatten
 from rcray.records.states import State
 from rcray.secrets import redact
 from rcray.sweep.grid import Cell
@@ -28,16 +27,6 @@ STATES: dict[State, TrackerState] = {
 def allowed_name(name: str) -> str:
     """A name MLflow takes for a param, tag or curve."""
     return _NOT_ALLOWED.sub("_", redact(name))[:LONGEST_NAME]
-
-
-def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted names; an empty section is a value."""
-    if not isinstance(content, dict) or not content:
-        return {prefix: content}
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat
 
 
 def params_of(config: RunConfig) -> dict[str, str]:

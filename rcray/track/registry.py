@@ -12,6 +12,7 @@ from rcray.errors import ConfigError
 from rcray.models.chain import CHAIN
 from rcray.store import Store
 from rcray.sweep.grid import Cell
+from rcray.sweep.search import best_cell
 from rcray.track.artifacts import tree, tree_mark
 from rcray.track.mlflow import MlflowTracker, errors
 
@@ -29,17 +30,16 @@ class Registered:
     cell: Cell
 
 
-def best_cell(store: Store, cells: Sequence[Cell], metric: str) -> Cell:
+def best_to_register(store: Store, cells: Sequence[Cell], metric: str) -> Cell:
     """The finished cell with the highest value of a metric; the first of equals."""
-    scores = {cell.run_id: store.run(cell.run_id).scores() for cell in cells}
-    ranked = [cell for cell in cells if metric in scores[cell.run_id]]
-    if not ranked:
-        known = sorted({name for values in scores.values() for name in values})
+    best = best_cell(cells, store, metric)
+    if best is None:
+        known = sorted({name for cell in cells for name in store.run(cell.run_id).scores()})
         raise ConfigError(
             f"--best-by {metric!r}: no finished cell has it (known: {', '.join(known) or 'none'})",
             fix="name one of these, or evaluate the cells first",
         )
-    return max(ranked, key=lambda cell: scores[cell.run_id][metric])
+    return best[0]
 
 
 def log_model(tracker: MlflowTracker, run: str, cell: Cell, store: Store) -> bool:

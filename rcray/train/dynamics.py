@@ -5,15 +5,14 @@ checkpoint are removed and their steps are made again, so the record has every s
 part, whoever watches finds it in the run's live rows.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rcray.extras import explained_imports
-from rcray.files import write_atomic
-from rcray.records.columns import BY_NAME, COLUMNS
+from rcray.files import write_parquet
+from rcray.records.columns import BY_NAME, COLUMNS, EMPTY
 from rcray.records.live import LiveRows
 
 with explained_imports():
@@ -44,20 +43,19 @@ class Recorder:
         if not self.rows:
             return
         first, last = self.rows[0]["step"], self.rows[-1]["step"]
-        _write(self.directory / part_name(first, last), pa.Table.from_pylist(self.rows, SCHEMA))
+        write_parquet(self.directory / part_name(first, last), pa.Table.from_pylist(self.rows, SCHEMA))
         self._forget()
 
     def rewind(self, step: int) -> None:
         """Forgets every row after `step`."""
         self._forget()
-        for path in sorted(self.directory.glob("part-*.parquet")):
-            first, last = (int(number) for number in path.stem.split("-")[1:])
+        for path, first, last in _parts(self.directory):
             if last <= step:
                 continue
             if first <= step:
                 table = _open_part(path)
                 kept = table.filter(pa.compute.less_equal(table["step"], step))
-                _write(self.directory / part_name(first, step), kept)
+                write_parquet(self.directory / part_name(first, step), kept)
             path.unlink()
 
     def _forget(self) -> None:
@@ -71,6 +69,12 @@ def part_name(first: int, last: int) -> str:
     return f"part-{first:08d}-{last:08d}.parquet"
 
 
+def _parts(directory: Path) -> list[tuple[Path, int, int]]:
+    """The parts in their order, each with its first and last step."""
+    paths = sorted(directory.glob("part-*.parquet"))
+    return [(path, *map(int, path.stem.split("-")[1:])) for path in paths]  # type: ignore[misc]
+
+
 def read_dynamics(directory: Path, columns: list[str] | None = None, after_step: int = 0) -> pa.Table:
     """Recorded rows after a step, in order of steps; an empty table where nothing is recorded yet.
 
@@ -78,9 +82,7 @@ def read_dynamics(directory: Path, columns: list[str] | None = None, after_step:
     """
     wanted = columns or SCHEMA.names
     read = list(dict.fromkeys(["step", *wanted]))
-    parts = [
-        path for path in sorted(directory.glob("part-*.parquet")) if int(path.stem.rpartition("-")[2]) > after_step
-    ]
+    parts = [path for path, _, last in _parts(directory) if last > after_step]
     if not parts:
         return SCHEMA.empty_table().select(wanted)
     table = pa.concat_tables([_read_part(path, read) for path in parts])
@@ -93,8 +95,7 @@ def read_dynamics(directory: Path, columns: list[str] | None = None, after_step:
 def sound_until(directory: Path) -> int:
     """The last step up to which the record is whole: every part is there and its content is what was written."""
     reached = 0
-    for path in sorted(directory.glob("part-*.parquet")):
-        first, last = (int(number) for number in path.stem.split("-")[1:])
+    for path, first, last in _parts(directory):
         if last <= reached:  # rewound since
             continue
         try:
@@ -115,15 +116,9 @@ def _read_part(path: Path, columns: list[str]) -> pa.Table:
     """The columns of one part, and no others; one that came later than the part is not measured there."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         known = set(file.schema_arrow.names)
-        found = file.read([name for name in columns if name in known], use_threads=False)  # small: threads only wait
+        table = file.read([name for name in columns if name in known], use_threads=False)  # small: threads only wait
     for field in SCHEMA:
-        if field.name in columns and field.name not in found.column_names:
-            empty = {"float": math.nan, "str": "", "bool": False, "int": 0}[BY_NAME[field.name].kind]
-            found = found.append_column(field, pa.array([empty] * found.num_rows, field.type))
-    return found.select(columns)
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, write_page_checksum=True)
-    write_atomic(path, sink.getvalue().to_pybytes())
+        if field.name in columns and field.name not in table.column_names:
+            empty = pa.array([EMPTY[BY_NAME[field.name].kind]] * table.num_rows, field.type)
+            table = table.append_column(field, empty)
+    return table.select(columns)

@@ -115,15 +115,15 @@ class Probe:
 
 def misplaced_answers(pairs: Sequence[EncodedPair], tokenizer: Any, max_length: int) -> list[EncodedPair]:
     """The first prompts with two answers each that belong to nothing; none where all prompts are the same."""
-    found = []
+    misplaced = []
     for i, pair in enumerate(pairs[:MISPLACED_PAIRS]):
         others = (*pairs[i + 1 :], *pairs[:i])
         other = next((other.chosen for other in others if other.prompt != pair.prompt), None)
         shuffled = shuffled_words(pair.chosen, tokenizer, f"shuffled/{i}")
         room = max_length - len(pair.prompt)
         if other and shuffled and room > 0:
-            found.append(EncodedPair(pair.row, pair.prompt, other[:room], shuffled[:room]))
-    return found
+            misplaced.append(EncodedPair(pair.row, pair.prompt, other[:room], shuffled[:room]))
+    return misplaced
 
 
 def shuffled_words(answer: Sequence[int], tokenizer: Any, seed: str) -> tuple[int, ...]:

@@ -203,8 +203,8 @@ def build_optimizer(
             fix="pip install bitsandbytes, or use train.optimizer: adamw",
         ) from None
     kind = {"adamw8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw8bit": "PagedAdamW8bit"}
-    made: torch.optim.Optimizer = getattr(optim, kind[train.optimizer])(trained, **options)
-    return made
+    optimizer: torch.optim.Optimizer = getattr(optim, kind[train.optimizer])(trained, **options)
+    return optimizer
 
 
 def checkpoint_blocks(model: Any) -> None:

@@ -7,7 +7,7 @@ from rcray.config.alpaca_eval import MODES
 from rcray.errors import DataError, RcrayError
 from rcray.evaluate.alpaca_eval.judge import Judgement
 from rcray.evaluate.alpaca_eval.outputs import Match
-from rcray.evaluate.alpaca_eval.winrate import Annotations, annotations, fit, win_rate_rows
+from rcray.evaluate.alpaca_eval.winrate import Annotations, _fit, annotations, win_rate_rows
 
 N = 805
 
@@ -47,10 +47,11 @@ def test_length_bias_is_removed(phi):
 
 
 def test_parameters_are_recovered_from_soft_preferences():
-    model = fit(drawn(0.3, 1.5, seed=1, psi=0.7, hard=False))
-    assert model.theta == pytest.approx(0.3, abs=0.01)
-    assert model.phi == pytest.approx(1.5, abs=0.01)
-    assert model.psi == pytest.approx(0.7, abs=0.01)
+    annotated = drawn(0.3, 1.5, seed=1, psi=0.7, hard=False)
+    theta, phi, psi = _fit(annotated, np.arange(len(annotated.preference))[None])[0]
+    assert theta == pytest.approx(0.3, abs=0.01)
+    assert phi == pytest.approx(1.5, abs=0.01)
+    assert psi == pytest.approx(0.7, abs=0.01)
 
 
 def test_difficulty_is_averaged_over():

@@ -7,7 +7,7 @@ import runs
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.exported import exported_experiments
-from rcray.aggregate.figures.curves import _batch, draw_batch_likelihoods
+from rcray.aggregate.figures.curves import _smoothed, draw_batch_likelihoods
 from rcray.aggregate.figures.schematic import _seen, draw_schematic
 from rcray.aggregate.groups import compare
 from rcray.store import Store
@@ -25,7 +25,7 @@ def test_likelihoods_of_the_batches_stand_beside_those_of_the_probe_set(tmp_path
     cells = runs.cells_of(runs.quickstart())[:2]
     runs.write_runs(store, cells)
     results = collect(store, cells)
-    steps, values = _batch("z_w")(results[0])
+    steps, values = _smoothed("z_w")(results[0])
     assert len(steps) == len(values) == len(results[0].dynamics(["step"])["step"]) > 1
     assert not np.array_equal(values, results[0].dynamics(["probe_z_w"])["probe_z_w"])
     plot = draw_batch_likelihoods("tiny-neox", compare(results), "nats")

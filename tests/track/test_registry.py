@@ -77,7 +77,7 @@ def test_the_best_cell_is_logged_registered_and_loads_again(store):
 
 
 def test_no_finished_cell_is_no_best_one(tmp_path):
-    from rcray.track.registry import best_cell
+    from rcray.track.registry import best_to_register
     from tests.track.stored_runs import finish, set_status
 
     store = Store.open(tmp_path / "store")
@@ -86,6 +86,6 @@ def test_no_finished_cell_is_no_best_one(tmp_path):
     finish(store, collapsed, 0.9)
     set_status(store, collapsed, "degenerate")
     assert store.run(collapsed.run_id).scores() == {}, "a degenerate run has no score"
-    assert best_cell(store, [collapsed, good], "preference/accuracy") == good
+    assert best_to_register(store, [collapsed, good], "preference/accuracy") == good
     with pytest.raises(ConfigError, match="no finished cell"):
-        best_cell(store, [collapsed], "preference/accuracy")
+        best_to_register(store, [collapsed], "preference/accuracy")

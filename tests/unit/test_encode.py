@@ -3,9 +3,10 @@
 import pytest
 
 from rcray.config.data import DataConfig
-from rcray.data.encode import encode_pairs, render
+from rcray.data.encode import render
 from rcray.data.pairs import Pair, Turn
 from rcray.errors import EXIT_USAGE, DataError
+from tests.small_runs import encode_pairs
 
 WITH_SYSTEM = (
     "{% if messages[0]['role'] != 'system' %}<|system|>You are helpful.<|end|>{% endif %}"

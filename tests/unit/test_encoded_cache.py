@@ -11,11 +11,11 @@ import pytest
 
 from rcray.config.data import DataConfig
 from rcray.data import prepare
-from rcray.data.encode import encode_pairs
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport, MappedPairs, PairWriter
 from rcray.data.pairs import load_pairs
 from rcray.data.prepare import prepare_data
 from rcray.errors import DataError
+from tests.small_runs import encode_pairs
 
 SMALL = DataConfig(train_pairs=40, eval_pairs=10)
 

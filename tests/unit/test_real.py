@@ -16,7 +16,6 @@ from rcray.config.models import MODELS
 from rcray.config.wheels import Wheel
 from rcray.data import wheels
 from rcray.data.alpacaeval import Verdict, agreed_pairs, as_verdict, pairs_dir, split_of
-from rcray.data.encode import encode_pairs
 from rcray.data.pairs import Pair, load_pairs
 from rcray.errors import DataError
 from rcray.models.chain import read_chain
@@ -24,6 +23,7 @@ from rcray.models.load import load_model
 from rcray.models.trained import load_trained, save_trained
 from rcray.sweep.grid import Cell
 from rcray.sweep.planning import held_out_notes
+from tests.small_runs import encode_pairs
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 from rcray.config.data import DataConfig
 from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
-from rcray.data.encode import encode_pairs
 from rcray.data.pairs import load_pairs
 from rcray.models import inference, reference
 from rcray.models.capabilities import capabilities_of
@@ -20,6 +19,7 @@ from rcray.models.forward import body_of
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.reference import reference_logps
+from tests.small_runs import encode_pairs
 
 CPU = torch.device("cpu")
 

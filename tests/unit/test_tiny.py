@@ -12,12 +12,12 @@ from torch import nn
 from rcray.config.data import DataConfig
 from rcray.config.model import ModelConfig
 from rcray.data.batch import collate
-from rcray.data.encode import encode_pairs
 from rcray.data.pairs import load_pairs
 from rcray.errors import EXIT_USAGE, ModelError
 from rcray.models import tiny
 from rcray.models.likelihood import side_logps
 from rcray.models.load import load_model, turn_off_dropout, weights_fingerprint
+from tests.small_runs import encode_pairs
 
 CLASSES = {"tiny-neox": "GPTNeoXForCausalLM", "tiny-mistral": "MistralForCausalLM", "tiny-qwen2": "Qwen2ForCausalLM"}
 

@@ -13,7 +13,7 @@ from rcray.config import run_id
 from rcray.config.data import DataConfig
 from rcray.config.objectives import BY_NAME
 from rcray.data.dialogue import Answer, Pair, Skipped, Turn
-from rcray.data.encode import Rendering, encode_pairs, whole_pair
+from rcray.data.encode import Rendering, whole_pair
 from rcray.data.encoded import EncodeReport
 from rcray.data.pairs import check_pairs, load_pairs
 from rcray.data.prepare import prepare_data
@@ -26,7 +26,7 @@ from rcray.objectives import objective
 from rcray.objectives.base import incentives
 from rcray.train.launch import launch
 from tests.math.linear_pairs import random_pairs
-from tests.small_runs import records, small_config
+from tests.small_runs import encode_pairs, records, small_config
 
 WORDS = ["map", "sun", "red", "dog", "cat", "blue", "tree", "one", "two"]
 

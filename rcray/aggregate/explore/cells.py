@@ -15,7 +15,6 @@ from rcray.aggregate.groups import (
     Setting,
     compare,
     difference,
-    flatten,
     has_seeds,
     setting_key,
     varying_paths,
@@ -23,6 +22,7 @@ from rcray.aggregate.groups import (
 )
 from rcray.aggregate.movement import ROOT_KL
 from rcray.aggregate.summary import IN_TRUE_BAND, REALISED
+from rcray.config import flatten
 
 _BENCHMARKS = 8  # columns of the table at most
 _BOOTSTRAPS = 1000  # differences of benchmarks in a page: each resamples documents, and takes milliseconds
@@ -191,8 +191,8 @@ def differences_from(
 
 
 def _difference(base: Setting, setting: Setting, metric: str) -> tuple[float, ...]:
-    found = difference(base, setting, metric) if base is not setting else None
-    return (math.nan,) * 3 if found is None else (found.value, found.half_width, float(found.paired))
+    estimate = difference(base, setting, metric) if base is not setting else None
+    return (math.nan,) * 3 if estimate is None else (estimate.value, estimate.half_width, float(estimate.paired))
 
 
 def all_differences(results: Sequence[CellResult], numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -206,6 +206,6 @@ def all_differences(results: Sequence[CellResult], numbers: Sequence[Mapping[str
     resampled = [metric for metric in metrics if is_benchmark(metric)]
     if pairs * len(resampled) > _BOOTSTRAPS:
         metrics = [metric for metric in metrics if metric not in resampled]
-    found = [differences_from(base, settings[i + 1 :], metrics) for i, base in enumerate(settings)]
-    flat = [value for of_base in found for of_pair in of_base for triple in of_pair for value in triple]
+    differences = [differences_from(base, settings[i + 1 :], metrics) for i, base in enumerate(settings)]
+    flat = [value for of_base in differences for of_pair in of_base for triple in of_pair for value in triple]
     return {"metrics": metrics, "values": pack(np.array(flat, float))}

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from rcray.aggregate.explore.page import Origin, Subject
+from rcray.aggregate.explore.page import Subject
 from rcray.aggregate.explore.watch import Watch, stopped_in
-from rcray.aggregate.report import names_of
-from rcray.config import Experiment, build_run
-from rcray.config.load import read_yaml
+from rcray.aggregate.exported import cell_of
+from rcray.aggregate.report import names_of, origins_of
+from rcray.config import Experiment
 from rcray.errors import RcrayError, StoreError
 from rcray.records.ledger import LEDGER, read_ledger
 from rcray.store import Store
@@ -23,7 +23,7 @@ Asked = tuple[Sequence[str], Experiment, Sequence[Cell]]
 def watch_experiments(store: Store, asked: Sequence[Asked]) -> Watch:
     """The cells of experiment files, whether they were started or not."""
     experiments = [experiment for _, experiment, _ in asked]
-    origins = tuple(Origin(tuple(command), tuple(cell.run_id for cell in cells)) for command, _, cells in asked)
+    origins = origins_of((command, cells) for command, _, cells in asked)
     cells = list({cell.run_id: cell for _, _, cells in asked for cell in cells}.values())
     subject = Subject(*names_of(experiments), origins)
     return Watch(store, lambda: (subject, cells), stopped_in(store, [each.name for each in experiments]))
@@ -40,10 +40,9 @@ def watch_store(store: Store) -> Watch:
         ledgers = {path.parent.name: read_ledger(path.parent) for path in _ledgers(store)}
         cells = {}
         for entry in (entry for ledger in ledgers.values() for entry in ledger.cells):
-            path = store.run(entry.run_id).config
             try:
-                if entry.run_id not in known and path.is_file():
-                    known[entry.run_id] = Cell(entry.run_id, build_run(read_yaml(path), {}, str(path)), entry.varied)
+                if entry.run_id not in known and store.run(entry.run_id).config.is_file():
+                    known[entry.run_id] = cell_of(store, entry)
             except RcrayError as error:
                 log.warning("run %s is left out: %s", entry.run_id, error)
             if entry.run_id in known:

@@ -7,14 +7,14 @@ little-endian float32 in base64: half of what decimal digits take, and infinitie
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rcray.aggregate.summary import SUMMARY_COLUMNS, judged_intervals, read_columns
-from rcray.records.columns import BY_NAME, PATHWAYS
+from rcray.records.columns import BY_NAME, EMPTY, PATHWAYS
 from rcray.records.live import read_live
 from rcray.store import RunDir
 
@@ -61,18 +61,17 @@ def pack(values: Any) -> str:
     return base64.b64encode(array.astype("<f4").tobytes()).decode()
 
 
-def step_records(run: RunDir, columns: Sequence[str] = COLUMNS, *, live: bool = False) -> dict[str, np.ndarray]:
+def step_records(run: RunDir, *, live: bool = False) -> dict[str, np.ndarray]:
     """Columns of a run's records; `live`: with the rows that no part has yet."""
     rows = read_live(run.path) if live else []  # first: what goes into a part meanwhile is found there
-    records = read_columns(run, columns)
+    records = read_columns(run, COLUMNS)
     last = int(records["step"][-1]) if len(records["step"]) else 0
     fresh = [row for row in rows if row["step"] > last]
     if not fresh:
         return records
-    empty = {"float": math.nan, "str": "", "bool": False, "int": 0}
-    for name in columns:
+    for name in COLUMNS:
         kind = BY_NAME[name].kind
-        added = np.array([row.get(name, empty[kind]) for row in fresh], dtype=object if kind == "str" else None)
+        added = np.array([row.get(name, EMPTY[kind]) for row in fresh], dtype=object if kind == "str" else None)
         records[name] = np.concatenate([records[name], added])
     return records
 
@@ -119,12 +118,12 @@ def _means(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def _intervals(records: Mapping[str, np.ndarray], total_steps: int | None, probe_every: int) -> np.ndarray:
     words: list[str] = list(PATHWAYS)
     finished = int(records["step"][-1]) == total_steps
-    found = [each for each in judged_intervals(records, probe_every, finished) if each.rows]
+    intervals = [each for each in judged_intervals(records, probe_every, finished) if each.rows]
     steps = records["step"]
     return np.array(
         [
             [*(steps[row] for row in each.rows or ()), *each.move, *each.change, *map(words.index, each.pathways)]
-            for each in found
+            for each in intervals
         ],
         float,
     ).reshape(-1)

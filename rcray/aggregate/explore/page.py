@@ -121,7 +121,7 @@ def write_explore(folder: Path, subject: Subject, results: Sequence[CellResult])
 def to_page(title: str, payload: dict[str, Any] | None) -> str:
     """The page; without a payload it asks the server that it came from."""
     script, style = _script(), asset("style.css")
-    return _templates().get_template("page.html").render(
+    return templates_in(__package__, "assets").get_template("page.html").render(
         title=title,
         live=payload is None,
         payload=Markup(embedded(payload)),
@@ -159,9 +159,10 @@ def asset(name: str) -> str:
 
 
 @functools.cache
-def _templates() -> Environment:
+def templates_in(package: str, folder: str) -> Environment:
+    """Templates that escape every text and refuse a name that nobody gave them."""
     return Environment(
-        loader=PackageLoader("rcray.aggregate.explore", "assets"),
+        loader=PackageLoader(package, folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -75,8 +75,8 @@ class Watch:
             settings = {row.key: row.setting for row in rows}
         if base not in settings:
             return None
-        found = differences_from(settings[base], settings.values(), metrics)
-        plain = ([[finite(value) for value in triple] for triple in of_setting] for of_setting in found)
+        differences = differences_from(settings[base], settings.values(), metrics)
+        plain = ([[finite(value) for value in triple] for triple in of_setting] for of_setting in differences)
         return {"metrics": metrics, "of": dict(zip(settings, plain, strict=True))}
 
     def _look(self) -> None:
@@ -131,10 +131,10 @@ class Watch:
 
 def _mark(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size
 
 
 def stopped_in(store: Store, names: Sequence[str]) -> Callable[[], dict[str, str]]:

@@ -67,7 +67,7 @@ def draw_cosines(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
         figure = Figure(figsize=(10.2, 4.2), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for axis, rows, title in zip(axes, sides, ("Without RC", "With RC"), strict=True):
-            _panel(axis, rows, titles, _cosine, title)
+            _panel(axis, rows, titles, _smoothed("rho"), title)
             axis.set_xlabel("optimizer step")
         axes[0].set_ylabel(r"cosine $\rho$ of the scores")
         _legend(figure, titles)
@@ -79,7 +79,7 @@ def draw_likelihoods(model: str, comparisons: Sequence[Comparison], unit: str) -
     panels: Panels = (
         ("$z_w$", f"change since first probe ({unit})", _change("probe_z_w")),
         ("$z_l$", f"change since first probe ({unit})", _change("probe_z_l")),
-        ("Margin $z_w - z_l$", f"margin ({unit})", _margin),
+        ("Margin $z_w - z_l$", f"margin ({unit})", lambda result: _finite(result, "probe_z_w", "probe_z_l")),
     )
     title = f"Likelihoods of the objectives on {model}"
     return _draw(comparisons, panels, f"likelihoods-{model}", title, _LIKELIHOOD_CAPTION)
@@ -90,9 +90,9 @@ def draw_batch_likelihoods(model: str, comparisons: Sequence[Comparison], unit: 
     if not _recorded(comparisons, "z_w"):
         return None
     panels: Panels = (
-        ("$z_w$", f"batch mean ({unit})", _batch("z_w")),
-        ("$z_l$", f"batch mean ({unit})", _batch("z_l")),
-        ("Margin $z_w - z_l$", f"batch mean ({unit})", _batch("margin")),
+        ("$z_w$", f"batch mean ({unit})", _smoothed("z_w")),
+        ("$z_l$", f"batch mean ({unit})", _smoothed("z_l")),
+        ("Margin $z_w - z_l$", f"batch mean ({unit})", _smoothed("margin")),
     )
     title = f"Likelihoods of the objectives on {model}, batches as the paper draws them"
     return _draw(comparisons, panels, f"likelihoods-batch-{model}", title, _BATCH_CAPTION)
@@ -199,11 +199,6 @@ def _finite(result: CellResult, *names: str) -> tuple[np.ndarray, np.ndarray]:
     return records["step"][known], values[known]
 
 
-def _cosine(result: CellResult) -> Curve:
-    steps, values = _finite(result, "rho")
-    return steps, running_median(values)
-
-
 def _change(name: str) -> Callable[[CellResult], Curve]:
     def read(result: CellResult) -> Curve:
         steps, values = _finite(result, name)
@@ -212,16 +207,12 @@ def _change(name: str) -> Callable[[CellResult], Curve]:
     return read
 
 
-def _batch(name: str) -> Callable[[CellResult], Curve]:
+def _smoothed(name: str) -> Callable[[CellResult], Curve]:
     def read(result: CellResult) -> Curve:
         steps, values = _finite(result, name)
         return steps, running_median(values)
 
     return read
-
-
-def _margin(result: CellResult) -> Curve:
-    return _finite(result, "probe_z_w", "probe_z_l")
 
 
 def _legend(figure: Figure, titles: Sequence[str]) -> None:

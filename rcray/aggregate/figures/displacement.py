@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rcray.aggregate.displacement import KINDS, Cure
+from rcray.aggregate.figures.panels import looked_at
 from rcray.aggregate.figures.style import GREEN, VERMILLION, Plot, finish, nothing, running_median, style
 from rcray.aggregate.summary import IN_TRUE_BAND, RATIO_COLUMNS
 
@@ -48,9 +49,8 @@ def _panel(axis: Axes, records: dict[str, np.ndarray], title: str, low: float, h
         nothing(axis, title, "no finite ratio")
         return
     axis.set_title(title, loc="left", fontsize=8)
-    seen = ~(np.isnan(records["true_band_lower"]) | np.isnan(records["true_band_upper"]))
-    lower, upper = (np.clip(running_median(records[f"true_band_{end}"][seen]), low, high) for end in ("lower", "upper"))
-    axis.fill_between(steps[seen], lower, upper, where=lower < upper, color=GREEN, alpha=0.3, linewidth=0)
+    looks, lower, upper = looked_at(records, (low, high))
+    axis.fill_between(looks, lower, upper, where=lower < upper, color=GREEN, alpha=0.3, linewidth=0)
     axis.plot(steps, ratio, color=VERMILLION, linewidth=0.5, alpha=0.35)
     axis.plot(steps, running_median(ratio), color=VERMILLION, linewidth=1.6)
     axis.set_ylim(low, high)

@@ -42,15 +42,15 @@ def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) ->
     with_rc = read(setting.drawn() if setting else None)
     if without is None and with_rc is None:
         return None
-    variant = f" ({setting.variant})" if setting and setting.variant else ""
-    title = f"{comparison.title}{variant} on {table_name(comparison.model)}"
+    named = comparison.title_of(setting) if setting else comparison.title
+    title = f"{named} on {table_name(comparison.model)}"
     limits = shared_limits([band_limits(without), band_limits(with_rc)])
     seeds = sorted({run.result.seed for run in (without, with_rc) if run is not None})
     with _four_panels(without, with_rc, unit) as (figure, first, second):
         band_panel(first, without, "Band without RC", limits[0])
         band_panel(second, with_rc, "Band with RC", limits[1])
         caption = f"{_BAND}{_PROBE}Training seed {', '.join(map(str, seeds))}."
-        name = f"dynamics-{comparison.model}-{comparison.title}{variant}"
+        name = f"dynamics-{comparison.model}-{named}"
         return finish(figure, name, title, caption)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.figures.panels import shade_band, shared_limits
+from rcray.aggregate.figures.panels import shade_band, shared_limits, with_room
 from rcray.aggregate.figures.style import (
     BLUE,
     DASHED,
@@ -70,6 +70,4 @@ def _limits(records: dict[str, np.ndarray], suffix: str) -> tuple[float, float] 
     curves = curves[np.isfinite(curves)]
     if len(curves) == 0:
         return None
-    low, high = np.percentile(curves, (1, 99))
-    room = 0.12 * max(high - low, 1e-3)
-    return float(low - room), float(high + room)
+    return with_room(*np.percentile(curves, (1, 99)))

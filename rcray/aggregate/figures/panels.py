@@ -57,7 +57,11 @@ def band_limits(run: Drawn | None) -> Limits | None:
     raw = raw[np.isfinite(raw)]
     if len(curves) == 0 or len(raw) == 0:
         return None
-    low, high = min(curves.min(), np.percentile(raw, 2)), max(curves.max(), np.percentile(raw, 98))
+    return with_room(min(curves.min(), np.percentile(raw, 2)), max(curves.max(), np.percentile(raw, 98)))
+
+
+def with_room(low: float, high: float) -> Limits:
+    """Limits of an axis around these."""
     room = 0.12 * max(high - low, 1e-3)
     return float(low - room), float(high + room)
 
@@ -90,12 +94,16 @@ def shade_band(
 
 def true_band(axis: Axes, records: dict[str, np.ndarray], limits: Limits) -> None:
     """The band of the updates that were made, at the steps where fresh pairs were looked at."""
-    low, high = limits
-    seen = ~(np.isnan(records["true_band_lower"]) | np.isnan(records["true_band_upper"]))
-    if not seen.any():
-        return
-    edges = [np.clip(running_median(records[f"true_band_{end}"][seen]), low, high) for end in ("lower", "upper")]
-    axis.fill_between(records["step"][seen], *edges, color=GREEN, alpha=0.22, linewidth=0, label="band of the update")
+    steps, lower, upper = looked_at(records, limits)
+    if len(steps):
+        axis.fill_between(steps, lower, upper, color=GREEN, alpha=0.22, linewidth=0, label="band of the update")
+
+
+def looked_at(records: dict[str, np.ndarray], limits: Limits) -> list[np.ndarray]:
+    """Steps with a look, and both edges of the band that it saw, clipped to the axis."""
+    edges = [records[f"true_band_{end}"] for end in ("lower", "upper")]
+    seen = ~(np.isnan(edges[0]) | np.isnan(edges[1]))
+    return [records["step"][seen], *(np.clip(running_median(edge[seen]), *limits) for edge in edges)]
 
 
 def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None) -> None:

@@ -29,7 +29,7 @@ def draw_plane(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
     by_model: dict[str, list[PlaneEntry]] = {}
     for comparison in comparisons:
         for setting in comparison.settings:
-            paths = [path for result in setting.results if len(path := _trajectory(result)) > 1]
+            paths = [path for result in setting.results if len(path := trajectory(result)) > 1]
             if paths:
                 by_model.setdefault(comparison.model, []).append((comparison, setting, paths))
     if not by_model:
@@ -62,22 +62,27 @@ def _plane_panel(axis: Axes, entries: Sequence[PlaneEntry], titles: Sequence[str
             axis.plot(w[-1], l[-1], marker=marker, color=colour, markersize=8, zorder=4, linestyle="none",
                       markerfacecolor=colour if setting.calibrated else "white", markeredgewidth=1.5)  # fmt: skip
     axis.plot(0, 0, marker="+", color=BLACK, markersize=10, zorder=5)
-    stretched = max(extents) > _SYMLOG * min(extents)
-    for which in ("x", "y"):
-        limit = 1.25 * max(np.abs(path[:, "xy".index(which)]).max() for _, _, paths in entries for path in paths)
-        if stretched:
-            getattr(axis, f"set_{which}scale")("symlog", linthresh=max(min(extents), 1e-3))
-        getattr(axis, f"set_{which}lim")(-max(limit, 1e-6), max(limit, 1e-6))
-    axis.axhline(0, color=GREY, linewidth=0.9)
-    axis.axvline(0, color=GREY, linewidth=0.9)
-    axis.axvspan(0, 1e12, ymin=0, ymax=0.5, color=SKY, alpha=0.16, linewidth=0)
+    reach = 1.25 * np.max([np.abs(path).max(axis=0) for _, _, paths in entries for path in paths], axis=0)
+    linear = min(extents) if max(extents) > _SYMLOG * min(extents) else None
+    pathway_axes(axis, np.maximum(reach, 1e-6), linear, unit)
     corners = (("reversed: winner falls, loser rises", 0.02, 0.98), ("(i) both rise", 0.98, 0.98),
                ("(ii) both fall", 0.02, 0.02), ("(iii) winner kept, loser falls", 0.98, 0.02))  # fmt: skip
     for text, x, y in corners:
         axis.text(x, y, text, transform=axis.transAxes, ha="left" if x < 0.5 else "right", fontsize=9,
                   va="bottom" if y < 0.5 else "top", color="#444444",
                   fontweight="bold" if text.startswith("(iii)") else "normal")  # fmt: skip
-    scale = ", symlog scale" if stretched else ""
+
+
+def pathway_axes(axis: Axes, reach: Sequence[float] | np.ndarray, linear: float | None, unit: str) -> None:
+    """Axes of both likelihoods' changes up to `reach`, pathway (iii) shaded; logarithmic beyond `linear`, if given."""
+    for which, limit in zip("xy", reach, strict=True):
+        if linear is not None:
+            getattr(axis, f"set_{which}scale")("symlog", linthresh=max(linear, 1e-3))
+        getattr(axis, f"set_{which}lim")(-limit, limit)
+    axis.axhline(0, color=GREY, linewidth=0.9)
+    axis.axvline(0, color=GREY, linewidth=0.9)
+    axis.axvspan(0, 1e12, ymin=0, ymax=0.5, color=SKY, alpha=0.16, linewidth=0)
+    scale = "" if linear is None else ", symlog scale"
     axis.set_xlabel(f"Δ$z_w$, chosen ({unit}{scale})")
     axis.set_ylabel(f"Δ$z_l$, rejected ({unit}{scale})")
 
@@ -95,7 +100,7 @@ def legend_of_settings(figure: Figure, shown: Sequence[tuple[Comparison, Setting
     legend_beside(figure, list(handles.values()))
 
 
-def _trajectory(result: CellResult) -> np.ndarray:
+def trajectory(result: CellResult) -> np.ndarray:
     """Points (change of z_w, change of z_l) on the probe set, one row per measurement."""
     if not result.recorded:
         return np.empty((0, 2))

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from rcray.aggregate.figures.plane import pathway_axes, trajectory
 from rcray.aggregate.figures.style import BLACK, GREY, SKY, Plot, finish, identity, legend_beside, style
 from rcray.aggregate.groups import Comparison, Setting
 
@@ -20,7 +21,6 @@ _CAPTION = (
     "band both likelihoods fall (ii), above it both rise (i), inside it the loser falls and the winner is kept (iii)."
 )
 _STRETCH = 5.0  # the plane is stretched near 0 if ends differ in size by more than this
-_COLUMNS = ("log_r", "band_lower", "band_upper", "probe_z_w", "probe_z_l")
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,12 @@ def _pathways(axis: Axes, pairs: Sequence[tuple[Seen, Seen]], unit: str) -> None
         axis.plot(*without, marker=marker, color=colour, markerfacecolor="white", linestyle="none", zorder=3)
         axis.plot(*with_rc, marker=marker, color=colour, linestyle="none", zorder=4)
     axis.plot(0, 0, marker="+", color=BLACK, markersize=11, zorder=5)
-    axis.axhline(0, color=GREY, linewidth=0.9)
-    axis.axvline(0, color=GREY, linewidth=0.9)
-    axis.axvspan(0, 1e12, ymin=0, ymax=0.5, color=SKY, alpha=0.16, linewidth=0)
     sizes = [max(map(abs, end)) for _, *both in ends for end in both]
     reach = 1.3 * max([1e-6, *sizes])
-    stretched = bool(sizes) and max(sizes) > _STRETCH * min(sizes)
-    for which in ("x", "y"):
-        if stretched:
-            getattr(axis, f"set_{which}scale")("symlog", linthresh=max(min(sizes), 1e-3))
-        getattr(axis, f"set_{which}lim")(-reach, reach)
+    linear = min(sizes) if sizes and max(sizes) > _STRETCH * min(sizes) else None
+    pathway_axes(axis, (reach, reach), linear, unit)
     for text, x, y in (("(i)", 0.96, 0.96), ("(ii)", 0.04, 0.04), ("(iii)", 0.96, 0.04)):
         axis.text(x, y, text, transform=axis.transAxes, ha="center", va="center", fontweight="bold", color="#444444")
-    scale = ", symlog scale" if stretched else ""
-    axis.set_xlabel(f"Δ$z_w$, chosen ({unit}{scale})")
-    axis.set_ylabel(f"Δ$z_l$, rejected ({unit}{scale})")
     axis.set_title("Pathways", loc="left")
 
 
@@ -108,12 +99,10 @@ def _seen(setting: Setting) -> Seen | None:
     result = setting.drawn()
     if result is None:
         return None
-    records = result.dynamics(_COLUMNS)
+    records = result.dynamics(("log_r", "band_lower", "band_upper"))
     if not np.isfinite(records["log_r"]).any():
         return None
     log_r = float(np.nanmedian(records["log_r"]))
     lower, upper = (float(np.nanmedian(records[name])) for name in ("band_lower", "band_upper"))
-    probe = np.column_stack([records["probe_z_w"], records["probe_z_l"]])
-    probe = probe[np.isfinite(probe).all(axis=1)]
-    end = probe[-1] - probe[0] if len(probe) > 1 else None
-    return Seen(log_r, lower, upper, None if end is None else (float(end[0]), float(end[1])))
+    path = trajectory(result)
+    return Seen(log_r, lower, upper, (float(path[-1, 0]), float(path[-1, 1])) if len(path) > 1 else None)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError
 from rcray.evaluate.alpaca_eval.generate import generate
-from rcray.evaluate.alpaca_eval.judge import Cache, asks, content_of, estimate, judge
+from rcray.evaluate.alpaca_eval.judge import Cache, asks, estimate, judge
 from rcray.evaluate.alpaca_eval.outputs import Match, match, read_instructions, read_outputs, write_outputs
 from rcray.evaluate.alpaca_eval.winrate import annotations, win_rate_rows
-from rcray.evaluate.stage import add_rows
+from rcray.evaluate.stage import keep_rows
 from rcray.files import read_json, write_json
 from rcray.models.chain import read_chain
 from rcray.records.evaluation import MetricRow
@@ -97,7 +97,7 @@ def compare(
     judgements = judge(matches, config, cache, on_progress=progress)
     annotated = annotations(matches, judgements, config.judging, difficulty)
     rows = win_rate_rows(annotated, comparison.opponent, config.model, config.mode)
-    result = {"rows": [row.content() for row in rows], "judgements": content_of(judgements)}
+    result = {"rows": [row.content() for row in rows], "judgements": [asdict(each) for each in judgements]}
     write_json(comparison.candidate.with_suffix(f".{_short(comparison, config)}.judged.json"), result)
     return rows
 
@@ -173,7 +173,8 @@ def run_sweep(
             say("  " + estimate(comparison.matches(), alpaca.judge, cache).describe())
             continue
         rows = compare(comparison, alpaca.judge, cache, lambda line: say(f"  {line}"))
-        add_rows(store.run(key), ALPACA_EVAL, content_key(alpaca.model_dump(mode="json"), 24), rows)
+        keys = {ALPACA_EVAL: content_key(alpaca.model_dump(mode="json"), 24)}
+        keep_rows(store.run(key), keys, {ALPACA_EVAL: rows})
         for row in rows:
             say(f"  {row.describe()}, 95% interval {row.ci_low:.4f} to {row.ci_high:.4f}")
 

@@ -17,7 +17,6 @@ def generate(
     settings: GenerationConfig,
     *,
     generator: str,
-    on_batch: Callable[[int], None] | None = None,
 ) -> list[Output]:
     """One answer per instruction, in their order; the random generators are left as they were.
 
@@ -28,7 +27,7 @@ def generate(
     if fault:
         raise DegenerateRunError(f"{generator}: {fault}")
     prompts = [_prompt(tokenizer, text) for text in instructions]
-    answered = continuations(model, tokenizer, prompts, settings, on_batch)
+    answered = continuations(model, tokenizer, prompts, settings)
     answers = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answered]
     empty = sum(not answer for answer in answers)
     if len(answers) >= LEAST_ANSWERS and empty >= EMPTY_SHARE * len(answers):
@@ -46,7 +45,7 @@ def continuations(
     """What the model says after each prompt, up to the end of its turn; the random generators are left as they were."""
     import torch
 
-    room = _context(model)
+    room = getattr(model.config, "max_position_embeddings", None)
     for number, ids in enumerate(prompts, 1):
         if room is not None and len(ids) >= room:
             raise DataError(f"instruction {number} has {len(ids)} tokens, and the model's context is {room}")
@@ -68,10 +67,6 @@ def continuations(
 def _prompt(tokenizer: Any, instruction: str) -> list[int]:
     turns = [{"role": "user", "content": instruction}]
     return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
-
-
-def _context(model: Any) -> int | None:
-    return getattr(model.config, "max_position_embeddings", None)
 
 
 def _continue(

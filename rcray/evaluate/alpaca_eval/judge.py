@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +293,3 @@ class Cache:
             file.write(json.dumps(record).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def content_of(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
-    """Judgements as JSON."""
-    return [asdict(judgement) for judgement in judgements]

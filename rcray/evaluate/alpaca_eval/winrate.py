@@ -21,7 +21,7 @@ from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.errors import DataError, RcrayError
 from rcray.evaluate.alpaca_eval.judge import Judgement
 from rcray.evaluate.alpaca_eval.outputs import Match
-from rcray.evaluate.bootstrap import bootstrap
+from rcray.evaluate.bootstrap import bootstrapped_row
 from rcray.records.evaluation import MetricRow
 
 PENALTY = 0.1  # of phi and psi, against the sum over instructions: a tenth of a pseudo-observation
@@ -38,15 +38,6 @@ class Annotations:
     difficulty: np.ndarray | None
     failures: int
     position_bias: float  # mean preference for the answer shown first, less 1/2
-
-
-@dataclass(frozen=True)
-class LengthModel:
-    """The fitted logistic model."""
-
-    theta: float
-    phi: float
-    psi: float
 
 
 def annotations(
@@ -84,38 +75,19 @@ def annotations(
     )
 
 
-def fit(annotated: Annotations) -> LengthModel:
-    """The length model of all annotations."""
-    theta, phi, psi = _fit(annotated, np.arange(len(annotated.preference))[None])[0]
-    return LengthModel(float(theta), float(phi), float(psi))
-
-
 def win_rate_rows(annotated: Annotations, opponent: str, judge: str, mode: str) -> list[MetricRow]:
     """Raw and length-controlled win rate, in [0, 1], with bootstrap intervals over instructions."""
     size = len(annotated.preference)
     note = f"against {opponent}; judge {judge}, mode {mode}; {annotated.failures} judgements failed; position bias "
     note += f"{annotated.position_bias:+.3f}"
     controlled = note + ("; without instruction difficulty" if annotated.difficulty is None else "")
-    rows = []
-    for name, statistic, said in (
-        ("win_rate", lambda draws: annotated.preference[draws].mean(axis=1), note),
-        ("lc_win_rate", lambda draws: _controlled(annotated, draws), controlled),
-    ):
-        interval = bootstrap(size, statistic)
-        value = float(statistic(np.arange(size)[None])[0])
-        rows.append(
-            MetricRow(
-                ALPACA_EVAL,
-                name,
-                value,
-                interval.stderr,
-                size,
-                ci_low=interval.low,
-                ci_high=interval.high,
-                note=said,
-            )
+    return [
+        bootstrapped_row(ALPACA_EVAL, name, size, statistic, said)
+        for name, statistic, said in (
+            ("win_rate", lambda draws: annotated.preference[draws].mean(axis=1), note),
+            ("lc_win_rate", lambda draws: _controlled(annotated, draws), controlled),
         )
-    return rows
+    ]
 
 
 def _controlled(annotated: Annotations, draws: np.ndarray) -> np.ndarray:

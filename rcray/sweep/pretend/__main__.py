@@ -42,7 +42,7 @@ def _answer(cell: dict) -> dict:
         )
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return seen.as_json()
+    return asdict(seen)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 import gc
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -43,31 +42,24 @@ class Seen:
     copies: Mapping[str, int]
     products: Mapping[str, int]
     attention: Mapping[str, int]
-    weights_bytes: int  # alive before the step: weights, adapters, references
     peak_bytes: int  # of the second step, which has the optimizer's moments beside its activations
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain mappings."""
-        return asdict(self)
 
-
-def pretended_step(
-    config: RunConfig, lengths: Lengths, *, layers: int | None = None, micro_batches: int = 2, looking: bool = False
-) -> Seen:
-    """Counts the second step, of so many micro-batches. Fewer layers where asked; `looking`: with a look, the second.
+def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = None, looking: bool = False) -> Seen:
+    """Counts the second step, of two micro-batches. Fewer layers where asked; `looking`: with a look, the second.
 
     A run that takes looks is counted between two of them otherwise.
     """
     device = pretend_device()
     size = config.train.micro_batch_size
     content = config.model_dump(mode="json")
-    content["train"] |= {"batch_size": size * micro_batches}
+    content["train"] |= {"batch_size": 2 * size}
     config = RunConfig.model_validate(content)
     gc.collect()
     with Watch() as watch:
         loaded = pretended_model(config.model, layers=layers)
         use_precision(loaded.model, Precision.of(config, device))
-        pairs = made_up_pairs(size * micro_batches, lengths)
+        pairs = made_up_pairs(2 * size, lengths)
         data = EncodedPairs(pairs, EncodeReport())
         schedule = Schedule.of(config, len(pairs), data.lengths)
         reference = live = None
@@ -86,7 +78,6 @@ def pretended_step(
             shown = collate(made_up_pairs(config.calibration.look_pairs, lengths), range(config.calibration.look_pairs))
             start = torch.full((2, config.calibration.look_pairs), -99.0, dtype=torch.float64)
             fresh = Fresh([shown], config.calibration.look_pairs, start)
-        weights = watch.live
         optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
         optimizer_step(state, batches, 2, fresh if looking else None)
@@ -96,7 +87,6 @@ def pretended_step(
             copies=dict(watch.copies),
             products=dict(watch.products),
             attention=dict(watch.attention),
-            weights_bytes=weights,
             peak_bytes=watch.peak,
         )
         del state, loaded, live, reference

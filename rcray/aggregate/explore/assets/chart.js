@@ -74,6 +74,13 @@ const frame = (card, {x, y, xTitle = "", yTitle = "", height = 280, left = 54, x
   };
 };
 
+// The lines on which either number of a plot is 0.
+const zeroLines = ({layer, X, Y, left, top, inner, tall}) =>
+  layer.append(
+    draw("line", {class: "zero", x1: X(0), x2: X(0), y1: top, y2: top + tall}),
+    draw("line", {class: "zero", x1: left, x2: left + inner, y1: Y(0), y2: Y(0)}),
+  );
+
 const nothing = (card, text) =>
   $(card)
     .querySelector(".plot")

@@ -37,11 +37,6 @@ const fixed = (value, digits, sign = false) => {
 };
 const shown = (number, value, sign = number.sign) => fixed(number.percent ? 100 * value : value, number.digits, sign);
 
-const duration = (seconds) => {
-  if (seconds < 90) return `${seconds.toFixed(0)} s`;
-  return seconds < 5400 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
-};
-
 const unpack = (text) => {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   return new Float32Array(bytes.buffer);

@@ -47,11 +47,7 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
   const names = titles.map((title) => (based ? `${title}, minus the pinned` : title));
   const plot = frame(card, {x: fits("x"), y: fits("y"), xTitle: names[0], yTitle: names[1], height: 292});
   const {layer, X, Y} = plot;
-  if (zero || based)
-    layer.append(
-      draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}),
-      draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}),
-    );
+  if (zero || based) zeroLines(plot);
   if (corners && !based) cornersOf(plot, corners);
   const marks = [];
   for (const [group, place] of places) {

@@ -88,10 +88,7 @@ const paintCloud = (found, detail) => {
     height: 270,
   });
   const {layer, X, Y} = plot;
-  layer.append(
-    draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}),
-    draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}),
-  );
+  zeroLines(plot);
   const texts = new Map((detail.displaced ?? []).map(([number]) => [found.texts[number].row, found.texts[number]]));
   const colour = groupOfRun(focus())?.colour ?? "";
   const chosen = chosenPair(found);

@@ -229,10 +229,7 @@ const paintMoves = () => {
     height: 250,
   });
   const {layer, X, Y} = plot;
-  layer.append(
-    draw("line", {class: "zero", x1: X(0), x2: X(0), y1: plot.top, y2: plot.top + plot.tall}),
-    draw("line", {class: "zero", x1: plot.left, x2: plot.left + plot.inner, y1: Y(0), y2: Y(0)}),
-  );
+  zeroLines(plot);
   for (const each of all)
     layer.append(
       draw("circle", {class: "ghost foreseen", cx: X(each[2]), cy: Y(each[3]), r: 2}),
