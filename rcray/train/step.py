@@ -338,5 +338,5 @@ def read_step(
     for window, evidence in undecided:
         decide(window, numbers[at : at + len(evidence)])
         at += len(evidence)
-    sums, tokens_read = numbers[1 : 1 + len(total)], numbers[1 + len(total) : 1 + len(shared)]
-    return StepNumbers(numbers[0], sums, *tokens_read, numbers[at:])
+    end = 1 + len(total)
+    return StepNumbers(numbers[0], numbers[1:end], numbers[end], numbers[end + 1], numbers[at:])
