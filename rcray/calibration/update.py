@@ -131,8 +131,8 @@ class Foreseen:
             middle = (low + high) / 2
             above = torch.stack([self.moves(middle[side])[side] for side in (0, 1)]) > 0
             low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-        found = torch.where(rises_nowhere, math.inf, (low + high) / 2)
-        return torch.where(falls_nowhere, -math.inf, found)
+        edges = torch.where(rises_nowhere, math.inf, (low + high) / 2)
+        return torch.where(falls_nowhere, -math.inf, edges)
 
     def band(self) -> tuple[float, float]:
         """The same, read."""

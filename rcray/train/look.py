@@ -52,8 +52,8 @@ class Look:
     @cached_property
     def read(self) -> list[float]:
         """The numbers; read with others where others are needed (`Looks.ask`)."""
-        found: list[float] = self.numbers.tolist()
-        return found
+        numbers: list[float] = self.numbers.tolist()
+        return numbers
 
     @property
     def drift(self) -> Move:

@@ -304,7 +304,7 @@ class Window:
     decision: Decision | None = None
 
     @property
-    def made(self) -> Decision:
+    def decided(self) -> Decision:
         """The decision, once it is made."""
         assert self.decision is not None
         return self.decision

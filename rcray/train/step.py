@@ -122,7 +122,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
         clipped = update.clip(update.parameters, update.clip_norm)
     guarding = state.guarding
     numbers = read_step(windows, clipped, step, state.decide, workers.reduce, seen)
-    decisions, norm, sums = [window.made for window in windows], numbers.norm, numbers.sums
+    decisions, norm, sums = [window.decided for window in windows], numbers.norm, numbers.sums
     judged = judge(look, numbers.seen, decisions) if look else None
     sound = update.scaling is None or update.scaling.settle(norm)
     if sound and not math.isfinite(norm):
