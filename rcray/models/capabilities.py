@@ -126,7 +126,8 @@ def capabilities_of(model: Any) -> Capabilities:
 
 
 def use_precision(model: Any, precision: Precision) -> None:
-    """From now on whatever runs this model runs it so."""
+    """From now on whatever runs this model runs it so, in this process."""
+    precision.set_up()
     known = capabilities_of(model)
     if known.precision != precision:  # what was tried otherwise is tried again
         known = _KNOWN[model] = Capabilities(model)

@@ -51,10 +51,14 @@ class Precision:
 
     @classmethod
     def of_weights(cls, model: Any) -> "Precision":
-        """That of a model as it stands: the dtype of its head."""
+        """That of a model as it stands: the dtype of its head, to which weights of another one are brought.
+
+        The norms of a 4-bit model are float32, and what they give does not fit a head in 16 bits by itself.
+        """
         weight = model.get_output_embeddings().weight
         compute = weight.dtype if weight.is_floating_point() else torch.float32
-        return cls(compute, weight.device.type)
+        others = any(p.is_floating_point() and p.dtype != compute for p in model.parameters())
+        return cls(compute, weight.device.type, compute in (torch.bfloat16, torch.float16) and others)
 
     def __call__(self) -> AbstractContextManager[Any]:
         """The context in which the model is run."""
