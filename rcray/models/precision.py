@@ -83,6 +83,14 @@ class Precision:
         """Nats by which sums over so many tokens may differ: far above rounding, far below another model."""
         return FLOOR + max(_PER_TOKEN, _ROUNDINGS * self.rounding) * tokens.sqrt()
 
+    def agree(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two ways to compute log-probabilities give the same, each token by itself.
+
+        One alone may be further off than one of many is on average, and a large one was rounded as a large logit.
+        """
+        relative, absolute = (max(_PER_TOKEN, n * self.rounding) for n in (_ROUNDINGS, 2 * _ROUNDINGS))
+        return torch.allclose(one.float(), two.float(), rtol=relative, atol=absolute)
+
     def set_up(self) -> None:
         """Switches the process to TF32 for float32 products, or off it."""
         if self.device != "cpu":
