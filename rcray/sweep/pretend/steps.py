@@ -11,6 +11,7 @@ from rcray.config import RunConfig
 from rcray.data.batch import Schedule, collate, mismatched
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.models.capabilities import use_precision
+from rcray.models.inference import budget, pair_sums
 from rcray.models.precision import Precision
 from rcray.models.reference import ReferenceLogps
 from rcray.sweep.pretend.device import Watch, pretend_device
@@ -36,15 +37,21 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the watch counted in one optimizer step."""
+    """What the watch counted in one optimizer step, or in one forward without a graph."""
 
     waits: Mapping[str, int]
     stalls: Mapping[str, int]
     copies: Mapping[str, int]
     products: Mapping[str, int]
     attention: Mapping[str, int]
-    weights_bytes: int  # alive before the step: weights, adapters, references
+    weights_bytes: int  # alive before: weights, adapters, references
     peak_bytes: int  # of the second step, which has the optimizer's moments beside its activations
+
+    @classmethod
+    def of(cls, watch: Watch, weights: int) -> "Seen":
+        """All that was counted since the watch last forgot."""
+        counted = (watch.waits, watch.stalls, watch.copies, watch.products, watch.attention)
+        return cls(*map(dict, counted), weights_bytes=weights, peak_bytes=watch.peak)
 
     def as_json(self) -> dict[str, Any]:
         """Plain mappings."""
@@ -90,16 +97,27 @@ def pretended_step(
         optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
         optimizer_step(state, batches, 2, fresh if looking else None)
-        seen = Seen(
-            waits=dict(watch.waits),
-            stalls=dict(watch.stalls),
-            copies=dict(watch.copies),
-            products=dict(watch.products),
-            attention=dict(watch.attention),
-            weights_bytes=weights,
-            peak_bytes=watch.peak,
-        )
+        seen = Seen.of(watch, weights)
         del state, loaded, live, reference
+        gc.collect()
+    return seen
+
+
+def pretended_forward(config: RunConfig, lengths: Lengths, *, layers: int | None = None) -> Seen:
+    """Counts one forward without a graph, as the reference, the probe and the evaluation make them: full of tokens."""
+    device = pretend_device()
+    gc.collect()
+    with Watch() as watch:
+        model = pretended_model(config.model, layers=layers).model.eval()
+        use_precision(model, Precision.of(config, device))
+        pairs = made_up_pairs(budget(model, device) // (2 * (lengths.prompt + lengths.chosen)), lengths)
+        sizes = EncodedPairs(pairs, EncodeReport()).lengths
+        pair_sums(model, pairs, sizes, range(1), device)  # what the model allows is tried once
+        watch.forget()
+        weights = watch.live
+        pair_sums(model, pairs, sizes, range(len(pairs)), device)
+        seen = Seen.of(watch, weights)
+        del model
         gc.collect()
     return seen
 
