@@ -119,13 +119,15 @@ def diagnose(
 
     `on_pairs` is told how many it has read, of how many.
     """
-    import torch
-
+    from rcray.models.capabilities import use_precision
+    from rcray.models.device import asked_device
     from rcray.models.load import load_model
+    from rcray.models.precision import Precision
 
     config = configs[0]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = asked_device(config.execution.gpus_per_worker)
     loaded = load_model(config.model, store.cache, device=device)
+    use_precision(loaded.model, Precision.of(config, device))
     loaded.model.eval()
     data = prepare_data(config.data, loaded.tokenizer, store.cache).train
     sample = np.arange(len(data.pairs))

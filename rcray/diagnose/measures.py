@@ -91,7 +91,7 @@ def measure_pairs(
     place = {int(i): column for column, i in enumerate(index)}
     columns = np.empty((9, len(place)))
     done = 0
-    with torch.no_grad():
+    with torch.no_grad(), allowed.precision():
         for rows in token_batches(data.lengths, list(place), TOKENS.get(device.type, TOKENS["cuda"])):
             layout = laid_out(collate(data.pairs, rows), allowed).to(device)
             logp, applied = answer_logps(model, layout, scores=True)

@@ -42,10 +42,15 @@ def open_transformers(loaded: LoadedModel, settings: EvaluationConfig) -> Any:
     """lm-eval's view of a model in memory; nothing is loaded again."""
     from rcray.evaluate.harness import quiet
     from rcray.evaluate.reported import ReportedLM
+    from rcray.models.capabilities import capabilities_of
 
     quiet()
     rows = batch_size(settings, loaded.model)
-    return ReportedLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=rows)
+    precision = capabilities_of(loaded.model).precision
+    autocast = precision.compute if precision.autocast else None  # lm-eval switches one around it off
+    return ReportedLM(
+        pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=rows, mixed_precision_dtype=autocast
+    )
 
 
 def open_vllm(directory: Path, cache: Path, settings: EvaluationConfig) -> Any:

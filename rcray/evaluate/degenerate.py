@@ -30,8 +30,10 @@ def model_fault(model: Any, tokenizer: Any) -> str | None:
     """Non-finite logits, or the same logits whatever the input."""
     import torch
 
+    from rcray.models.capabilities import capabilities_of
+
     last = []
-    with torch.no_grad():
+    with torch.no_grad(), capabilities_of(model).precision():
         for text in _PROBES:
             ids = torch.tensor([tokenizer.encode(text)], device=model.device)
             logits = model(input_ids=ids, use_cache=False).logits[0].float()

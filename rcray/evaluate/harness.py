@@ -83,7 +83,7 @@ def harness_results(benchmark: Benchmark, lm: Any, settings: EvaluationConfig) -
     """lm-eval's own results of one benchmark, samples included."""
     import lm_eval
 
-    with _random_state():
+    with _random_state(getattr(lm, "device", None)):
         tasks = load_tasks(benchmark, settings.data_dir)
         _seed_as_the_harness_does()
         for task in tasks["tasks"].values():
@@ -124,15 +124,16 @@ def _seed_as_the_harness_does() -> None:
 
 
 @contextlib.contextmanager
-def _random_state() -> Iterator[None]:
+def _random_state(device: Any = None) -> Iterator[None]:
     """Gives back the generators as they were: an evaluation must not change a training that follows it."""
     import numpy as np
     import torch
 
+    from rcray.models.device import generators
+
     state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count()))
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=generators(device)):
             yield
     finally:
         random.setstate(state)

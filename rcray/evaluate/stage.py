@@ -253,10 +253,9 @@ class Subject:
     @cached_property
     def device(self) -> Any:
         """Where it is measured: as the evaluation asks, else as the run was trained."""
-        from rcray.models.device import asked_device
+        from rcray.models.device import evaluated_on
 
-        gpus = self.settings.gpus
-        return asked_device(self.config.execution.gpus_per_worker if gpus is None else gpus)
+        return evaluated_on(self.config.execution.gpus_per_worker, self.settings.gpus)
 
     def _precision(self) -> AbstractContextManager[Any]:
         """What its products are computed in; vLLM decides for itself."""

@@ -93,13 +93,12 @@ class Capabilities:
             return Side(ids, torch.ones_like(ids), (torch.arange(len(columns)) >= 3).long()[None])
 
         batch = Batch(torch.tensor([0]), side(0, 1, 2, 3, 4, 5), side(0, 1, 2, 6, 7))
-        exact = self.precision.exact
         try:
             with torch.no_grad(), self.precision():
-                one, two = (way(batch).float() for way in ways)
+                one, two = (way(batch) for way in ways)
         except (TypeError, ValueError, RuntimeError):
             return False
-        return torch.allclose(one, two, atol=1e-3 if exact else 0.1, rtol=1e-3 if exact else 0.05)
+        return self.precision.agree(one, two)
 
     def worth_packing(self, batch: Batch) -> bool:
         """Whether packed rows spare enough of these pairs, on the device the model is on."""
@@ -126,7 +125,8 @@ def capabilities_of(model: Any) -> Capabilities:
 
 
 def use_precision(model: Any, precision: Precision) -> None:
-    """From now on whatever runs this model runs it so."""
+    """From now on whatever runs this model runs it so, in this process."""
+    precision.set_up()
     known = capabilities_of(model)
     if known.precision != precision:  # what was tried otherwise is tried again
         known = _KNOWN[model] = Capabilities(model)
@@ -170,18 +170,23 @@ def use_liger(model: Any, device: torch.device) -> None:
     """Liger's kernels in the place of the model's own norms, rotary positions and gated layers; never of its loss.
 
     Raises:
-        ConfigError: no GPU, or no package.
+        ConfigError: no GPU, no package, or none for this architecture.
     """
     if device.type == "cpu":
         raise ConfigError("execution.liger: true, and Liger's kernels are a GPU's", fix="leave it off on a CPU")
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError:
         raise ConfigError(
             "execution.liger: true needs the package liger-kernel, which is not installed",
             fix="pip install liger-kernel",
         ) from None
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if causal.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ConfigError(
+            f"execution.liger: true, and Liger has no kernels for {causal.config.model_type}", fix="leave it off"
+        )
     _apply_liger_kernel_to_instance(causal, cross_entropy=False, fused_linear_cross_entropy=False)
 
 

@@ -100,7 +100,9 @@ def _four_bit(device: torch.device) -> str:
 
 
 def _attention(device: torch.device) -> str:
-    dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    with torch.cuda.device(device):
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = torch.bfloat16 if native else torch.float16
     kernels = attention_kernels(device, dtype, heads=8, width=128)
     return f"attention by {kernels['plain']} (packed rows: {kernels['packed']})"
 

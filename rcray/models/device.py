@@ -23,6 +23,18 @@ def asked_device(gpus: float) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def evaluated_on(trained: float, asked: float | None) -> torch.device:
+    """The device of an evaluation: what it asks for itself, else what the run was trained on."""
+    return asked_device(trained) if asked is None else asked_device(asked, "evaluation.gpus")
+
+
+def generators(device: torch.device | None) -> list[int]:
+    """The GPU whose random numbers a model on this device draws; asking all that are visible would start each."""
+    if device is None or device.type != "cuda":
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]
+
+
 def why_no_gpu() -> tuple[str, str] | None:
     """What keeps torch from using a GPU, and the fix; None where nothing does."""
     if torch.cuda.is_available():

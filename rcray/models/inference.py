@@ -81,7 +81,7 @@ def pair_sums(
     with torch.no_grad(), allowed.precision():
         while waiting:
             rows = waiting.popleft()
-            sums = _sums_that_fit(model, collate(pairs, rows).to(device), allowed, watch)
+            sums = _sums_that_fit(model, collate(pairs, rows), device, allowed, watch)
             if sums is None:
                 computed = len(rows) * int((lengths[rows] @ (2, 1, 1)).max())
                 allowed.tokens = computed // 2
@@ -95,17 +95,19 @@ def pair_sums(
     return all_sums
 
 
-def _sums_that_fit(model: Any, batch: Batch, allowed: Capabilities, watch: Watch | None) -> Tensor | None:
+def _sums_that_fit(
+    model: Any, batch: Batch, device: torch.device, allowed: Capabilities, watch: Watch | None
+) -> Tensor | None:
     """The sums of a batch; None where it has no room and could be halved."""
     mark = watch.mark() if watch else None
     try:
-        return batch_sums(model, batch, allowed, watch)
+        return batch_sums(model, batch, device, allowed, watch)
     except Exception as error:
         if len(batch.index) == 1 or classify(error) != "memory":
             raise
     if watch and mark:
         watch.rewind(mark)
-    if batch.index.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.empty_cache()
     return None
 
@@ -137,13 +139,17 @@ def _side_sums(model: Any, batch: Batch, watch: Watch | None) -> Tensor:
     return torch.stack([*(side.sums for side in sides), *(side.lengths for side in sides)])
 
 
-def batch_sums(model: Any, batch: Batch, allowed: Capabilities | None = None, watch: Watch | None = None) -> Tensor:
-    """Sums of both answers' log-probabilities and their lengths, [4, pairs], in one forward where the head is plain."""
+def batch_sums(
+    model: Any, batch: Batch, device: torch.device, allowed: Capabilities | None = None, watch: Watch | None = None
+) -> Tensor:
+    """Sums of both answers' log-probabilities and their lengths, [4, pairs], in one forward where the head is plain.
+
+    The batch is on the host, where its rows are laid out, and goes to the device as they lie.
+    """
     allowed = allowed or capabilities_of(model)
     if not allowed.plain_head:
-        return _side_sums(model, batch, watch)
-    device = batch.index.device
-    layout = laid_out(batch.to(torch.device("cpu")), allowed).to(device)
+        return _side_sums(model, batch.to(device), watch)
+    layout = laid_out(batch, allowed).to(device)
     logp, _ = answer_logps(model, layout, on_logits=watch.first(layout.split) if watch else None)
     sums = [layout.matrix(logp, side).sum(1) for side in (CHOSEN, REJECTED)]
     return torch.stack([*sums, *layout.counts.to(logp.dtype)])

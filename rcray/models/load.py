@@ -119,8 +119,9 @@ def _read_weights(config: ModelConfig, directory: Path, device: torch.device, fo
     options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "trust_remote_code": config.trust_remote_code}
     if four_bit is not None:
         options["quantization_config"] = four_bit
-    if device.type != "cpu":
-        options["device_map"] = {"": device}  # 4-bit weights are packed where they will stay
+    if device.type != "cpu" or four_bit is not None:
+        # 4-bit weights are packed where they will stay; not told where, transformers takes any GPU that it sees.
+        options["device_map"] = {"": str(device)}
     try:
         read: Any = AutoModelForCausalLM.from_pretrained(
             directory, use_safetensors=True, output_loading_info=True, **options

@@ -51,10 +51,14 @@ class Precision:
 
     @classmethod
     def of_weights(cls, model: Any) -> "Precision":
-        """That of a model as it stands: the dtype of its head."""
+        """That of a model as it stands: the dtype of its head, to which weights of another one are brought.
+
+        The norms of a 4-bit model are float32, and what they give does not fit a head in 16 bits by itself.
+        """
         weight = model.get_output_embeddings().weight
         compute = weight.dtype if weight.is_floating_point() else torch.float32
-        return cls(compute, weight.device.type)
+        others = any(p.is_floating_point() and p.dtype != compute for p in model.parameters())
+        return cls(compute, weight.device.type, compute in (torch.bfloat16, torch.float16) and others)
 
     def __call__(self) -> AbstractContextManager[Any]:
         """The context in which the model is run."""
@@ -78,6 +82,14 @@ class Precision:
     def tolerance(self, tokens: torch.Tensor) -> torch.Tensor:
         """Nats by which sums over so many tokens may differ: far above rounding, far below another model."""
         return FLOOR + max(_PER_TOKEN, _ROUNDINGS * self.rounding) * tokens.sqrt()
+
+    def agree(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two ways to compute log-probabilities give the same, each token by itself.
+
+        One alone may be further off than one of many is on average, and a large one was rounded as a large logit.
+        """
+        relative, absolute = (max(_PER_TOKEN, n * self.rounding) for n in (_ROUNDINGS, 2 * _ROUNDINGS))
+        return torch.allclose(one.float(), two.float(), rtol=relative, atol=absolute)
 
     def set_up(self) -> None:
         """Switches the process to TF32 for float32 products, or off it."""

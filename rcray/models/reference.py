@@ -13,6 +13,7 @@ finished stays.
 import logging
 import math
 import shutil
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +70,7 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
         off = _disagreement(cached, loaded, data, device)
         if off is None:
             return cached
-        aside = path.with_suffix(".disagrees")
+        aside = path.with_suffix(f".disagrees-{uuid.uuid4().hex[:8]}")  # a name of its own: none is written over
         log.warning("reference cache %s %s; kept as %s, building it again", path.name, off, aside.name)
         path.replace(aside)
     shards = _cut(data.lengths, SHARD_FORWARDS * budget(loaded.model, device))
@@ -184,21 +185,27 @@ def pair_logps(
 
 
 def _disagreement(logps: ReferenceLogps, loaded: LoadedModel, data: EncodedPairs, device: torch.device) -> str | None:
-    """Compares a sample with a live forward; another batch shape rounds differently, another model is far off."""
+    """Compares a sample with a live forward; another batch shape rounds differently, another model is far off.
+
+    The sample is judged as a whole, by the root of its mean square: in bfloat16 one sum in thirty of a real model is
+    further off than a sum is allowed, and a reference that is computed again for it takes hours.
+    """
     stride = max(1, len(data.pairs) // _SAMPLE)
     index = range(0, len(data.pairs), stride)[:_SAMPLE]
     live = _forward(loaded, data, index, device)
     rows = list(index)
     precision = capabilities_of(loaded.model).precision
-    for kept, now, tokens in ((logps.sum_w, live.sum_w, live.n_w), (logps.sum_l, live.sum_l, live.n_l)):
-        off, allowed = (kept[rows] - now).abs(), precision.tolerance(tokens)
-        if not bool((off <= allowed).all()):  # NaN is off, too
-            worst = int((off / allowed).nan_to_num(nan=math.inf).argmax())
-            return (
-                f"is {off[worst]:.3g} nats off a live forward over {int(tokens[worst])} tokens, where {precision.name} "
-                f"allows {allowed[worst]:.2g}"
-            )
-    return None
+    kept = torch.cat([logps.sum_w[rows], logps.sum_l[rows]])
+    tokens = torch.cat([live.n_w, live.n_l])
+    off, allowed = (kept - torch.cat([live.sum_w, live.sum_l])).abs(), precision.tolerance(tokens)
+    share = off / allowed
+    if float(share.square().mean().sqrt()) <= 1:  # NaN is not
+        return None
+    worst = int(share.nan_to_num(nan=math.inf).argmax())
+    return (
+        f"is {off[worst]:.3g} nats off a live forward over {int(tokens[worst])} tokens, where {precision.name} "
+        f"allows {allowed[worst]:.2g}"
+    )
 
 
 def _write(path: Path, logps: ReferenceLogps) -> None:

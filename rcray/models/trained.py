@@ -11,6 +11,7 @@ from rcray.config.model import ModelConfig
 from rcray.errors import ModelError
 from rcray.files import publish_directory
 from rcray.models.adapters import attach_adapter
+from rcray.models.capabilities import capabilities_of
 from rcray.models.chain import ACTIVE, FULL, MERGED, incomplete, read_chain, require_links, require_own, write_chain
 from rcray.models.load import CPU, LoadedModel, checked_origin, load_frozen, load_model, read_tokenizer
 from rcray.models.sources import Origin
@@ -106,7 +107,7 @@ def merge_adapter(directory: Path, target: Path, cache: Path) -> Merge:
 def _probe(model: Any, tokenizer: Any) -> Tensor:
     """Log-probabilities of the tokens of a fixed text, [tokens - 1]."""
     ids = torch.tensor([tokenizer.encode(_PROBE)], device=model.device)
-    with torch.no_grad():
+    with torch.no_grad(), capabilities_of(model).precision():
         log_probs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
     return log_probs.gather(-1, ids[0, 1:, None]).squeeze(-1).cpu()
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
@@ -111,24 +110,25 @@ def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -
         rows = _typical(training.data.lengths, size)
         batch = collate(training.data.pairs, rows)
         fresh = training.fresh
+        on_gpu = training.state.policy.device.type == "cuda"
+        wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else _nothing
 
         def step(micro_batches: int, *, watched: bool) -> float:
             look = fresh.at(0) if watched and fresh else None
-            return _timed(torch, clock, lambda: optimizer_step(training.state, [batch] * micro_batches, 1, look))
+            return _timed(wait, clock, lambda: optimizer_step(training.state, [batch] * micro_batches, 1, look))
 
         step(1, watched=True)  # warms up
         plain, one, two = step(1, watched=False), step(1, watched=True), step(2, watched=True)
         data, policy = training.data, training.state.policy
         room = budget(policy.model, policy.device) / (data.lengths @ (2, 1, 1)).mean()
         many = _typical(data.lengths, max(size, int(room)))
-        forward = _timed(torch, clock, lambda: pair_sums(policy.model, data.pairs, data.lengths, many, policy.device))
+        forward = _timed(wait, clock, lambda: pair_sums(policy.model, data.pairs, data.lengths, many, policy.device))
         forward /= len(many)
         local = survey(config.data, config.model)
         pairs, held_out = len(data.pairs), local.held_out if local else config.data.eval_pairs
         looked_at = len(fresh.start) if fresh else 0
         read = pairs if unpaired else looked_at  # without a reference, the looks' pairs alone
         started = max(started - read * forward, 0.0)
-    on_gpu = policy.device.type == "cuda"
     peak = float(torch.cuda.max_memory_allocated(policy.device)) if on_gpu else _peak_bytes()
     return Measured(
         pair_seconds=plain / size,
@@ -159,13 +159,16 @@ def _typical(lengths: object, size: int) -> list[int]:
     return [int(order[int((place + 0.5) * len(order) / count)]) for place in range(count)]
 
 
-def _timed(torch: Any, clock: Clock, what: Callable[[], object]) -> float:
-    """Seconds of one call; what takes but a moment is made several times."""
+def _nothing() -> None:
+    """A CPU is not waited for."""
+
+
+def _timed(wait: Callable[[], object], clock: Clock, what: Callable[[], object]) -> float:
+    """Seconds of one call, `wait` included; what takes but a moment is made several times."""
     begun, calls = clock(), 0
     while calls == 0 or (clock() - begun < _MOMENT and calls < _MOST_CALLS):
         what()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait()
         calls += 1
     return (clock() - begun) / calls
 

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,20 @@ _SETTINGS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 @dataclass
 class GroupConfig(TorchConfig):
-    """Ray's setting up of a process group, on loopback where the group is on one machine's private Ray."""
+    """Ray's setting up of a process group, on loopback where the group is on one machine's private Ray.
+
+    And off the GPUs where none was asked for: Ray would make the first that is visible the process's own.
+    """
 
     @property
     def backend_cls(self) -> type:
         """What Ray asks for what to do at a group's start."""
         return _GroupBackend
+
+    @property
+    def train_func_context(self) -> Any:
+        """What Ray enters before the loop."""
+        return nullcontext if self.backend == "gloo" else super().train_func_context
 
 
 class _GroupBackend(TorchConfig().backend_cls):  # type: ignore[misc]

@@ -16,8 +16,9 @@ TYPICAL = (180, 300, 260)
 #: Two layers stand for all: what a step waits for and computes in does not depend on how many there are.
 LAYERS = 2
 PRESETS = ("pythia-410m", "pythia-2.8b", "mistral-7b", "qwen2.5-7b")
-#: One of each family: margins without a reference, tokens, whole distributions, the unpaired.
-FAMILIES = ("simpo", "ti-dpo", "tdpo", "kto")
+#: One of each family, and of what they read: margins without a reference, tokens, whole distributions, the unpaired
+#: with a baseline of their own, cures with a term of the chosen answer, and those that TRL has beside.
+FAMILIES = ("simpo", "ti-dpo", "tdpo", "kto", "rpo", "exo")
 
 
 def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, looking=False, **settings):
@@ -59,6 +60,8 @@ LOOKING = {
     "between, none": cell("mistral-7b", rc=False, calibration={"look_every": 10}),
 }
 CELLS |= LOOKING
+#: Forwards without a graph: what they hold beside the weights does not depend on the layers either.
+FORWARDS = {f"forward {name}": {**cell(name, lengths=(20, 1004, 1004)), "forward": True} for name in PRESETS}
 #: All layers of the others: a minute and more.
 WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS if name != MEASURED}
 
@@ -66,7 +69,7 @@ WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS if name
 @cache
 def seen():
     """What was seen of the cells, by one process for all."""
-    return look_at(CELLS)
+    return look_at({**CELLS, **FORWARDS})
 
 
 def look_at(cells):

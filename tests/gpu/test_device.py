@@ -1,6 +1,7 @@
 """A GPU that was asked for is used or refused; no other is touched; one compute precision per run."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from rcray.data.encoded import EncodedPair
 from rcray.data.layout import worth_packing
 from rcray.errors import ConfigError
 from rcray.models import cards, head
-from rcray.models.capabilities import capabilities_of
+from rcray.models.capabilities import capabilities_of, use_liger, use_precision
 from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
+from rcray.models.load import load_model
 from rcray.models.precision import Precision
+from rcray.records.status import Device, RunStatus
 from rcray.train.checkpoint import CheckpointWriter, Progress, restore_newest
 from rcray.train.loop import Job, _device
 from tests.small_runs import small_config
@@ -77,6 +80,29 @@ def test_the_doctor_tries_every_card_and_two_together(monkeypatch):
     assert "emulation" in found["gpu 1"].detail
 
 
+def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_cache, tmp_path):
+    """Asked of torch for the shape and the precision of the run, and read again from its status."""
+    asked = []
+    monkeypatch.setattr(cards, "attention_kernels", lambda *shape: asked.append(shape) or KERNELS)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "L40S")
+    model, card = tiny(quick_cache, tmp_path, "tiny-mistral", method="qlora", dtype="bfloat16"), torch.device("cuda", 0)
+    use_precision(model, Precision(torch.bfloat16, "cuda", autocast=True))
+    record = cards.device_record(model, card)
+    assert asked == [(card, torch.bfloat16, 4, 16)]
+    assert record.attention == "sdpa: plain rows by flash, packed rows by efficient"
+    run = store.run("a")
+    run.write_status(RunStatus("a", device=record))
+    assert run.read_status().device == Device("L40S", "bfloat16", record.attention, 7_000_000_000)
+    assert cards.device_record(model, CPU) is None
+
+
+def test_torch_names_the_kernel_it_would_take():
+    named = cards.attention_kernels(CPU, torch.float32, heads=2, width=16)
+    assert set(named) == {"plain", "packed"} and set(named.values()) <= set(cards.KERNELS.values())
+
+
+KERNELS = {"plain": "flash", "packed": "efficient"}
 QLORA = {"name": "tiny-neox", "method": "qlora", "dtype": "bfloat16"}
 
 
@@ -101,6 +127,36 @@ def test_tolerances_follow_from_it():
     assert (half > exact).all() and (half[1:] > half[:-1]).all()
     assert exact[-1] < 0.05, "a thousand tokens of another model are nats away"
     assert 1 < half[-1] < 3
+
+
+@pytest.mark.parametrize(
+    ("precision", "close", "far"),
+    [
+        (Precision(torch.float32), 0.005, 0.01),
+        (Precision(torch.float32, "cuda", tf32=True), 0.03, 0.1),
+        (Precision(torch.float16), 0.03, 0.1),
+        (Precision(torch.bfloat16), 0.24, 0.8),  # the largest seen of a real model's tokens, packed and in two rows
+    ],
+)
+def test_two_ways_to_compute_a_token_are_held_to_it(precision, close, far):
+    logps = torch.tensor([-0.1, -5.0])
+    off = torch.tensor([0.0, 1.0])
+    assert precision.agree(logps, logps + close * off)
+    assert not precision.agree(logps, logps + far * off)
+
+
+def tiny(quick_cache, tmp_path, name, **settings):
+    return load_model(small_config(model={"name": str(quick_cache / name), **settings}).model, tmp_path).model
+
+
+def test_tf32_is_set_where_a_model_is_to_be_run(monkeypatch, quick_cache, tmp_path):
+    """In whatever process that is: training, the reference of a sweep, an evaluation."""
+    set_to = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
+    model = tiny(quick_cache, tmp_path, "tiny-neox")
+    for tf32 in (True, False):
+        use_precision(model, Precision(torch.float32, "cuda", tf32=tf32))
+    assert set_to == ["high", "highest"]
 
 
 def test_two_precisions_are_refused():
@@ -138,6 +194,22 @@ def test_what_is_a_gpus_is_refused_on_the_cpu(store, settings, field):
     config = small_config(**settings)
     with pytest.raises(ConfigError, match=field):
         prepare(Job(config, store, run_id(config), "a"), 0, 1)
+
+
+def test_liger_puts_its_kernels_in_or_says_that_it_has_none(monkeypatch, quick_cache, tmp_path):
+    """Left alone, it says so in a line for developers, and nothing is any faster."""
+    package, parts, patches = ModuleType("liger_kernel"), ModuleType("transformers"), ModuleType("monkey_patch")
+    asked = []
+    parts._apply_liger_kernel_to_instance = lambda model, **options: asked.append((type(model).__name__, options))
+    patches.MODEL_TYPE_TO_APPLY_LIGER_FN = {"mistral": None}
+    for name, module in (("", package), (".transformers", parts), (".transformers.monkey_patch", patches)):
+        monkeypatch.setitem(sys.modules, f"liger_kernel{name}", module)
+    card = torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match=r"execution\.liger: true, and Liger has no kernels for gpt_neox"):
+        use_liger(tiny(quick_cache, tmp_path, "tiny-neox"), card)
+    assert asked == []
+    use_liger(tiny(quick_cache, tmp_path, "tiny-mistral", method="lora"), card)
+    assert asked == [("MistralForCausalLM", {"cross_entropy": False, "fused_linear_cross_entropy": False})]
 
 
 def test_a_checkpoint_written_by_a_thread_is_the_one_of_its_moment(tmp_path):

@@ -1,13 +1,18 @@
 """Estimates: held against the embedded models themselves, and the paper's runtime table."""
 
+from pathlib import Path
+
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rcray.config import RunConfig
+from rcray.config import RunConfig, load_experiment
 from rcray.config.model import ModelConfig
 from rcray.config.models import MODELS, embedded_models
-from rcray.sweep.accelerators import ACCELERATORS
+from rcray.errors import ConfigError
+from rcray.sweep.accelerators import ACCELERATORS, accelerator
 from rcray.sweep.cost import estimate
+from rcray.sweep.grid import expand
+from rcray.sweep.planning import make_plan, summary
 
 GPU = {"gpus_per_worker": 1}
 
@@ -81,6 +86,35 @@ def test_other_cards_have_their_own_rates():
     tf32 = config(model="pythia-410m", data="ultrafeedback", execution=GPU, train={"precision": "tf32"})
     a100 = ACCELERATORS["a100-80"]
     assert estimate(wide, a100).hours == pytest.approx(8 * estimate(tf32, a100).hours), "TF32 is 156 of 19.5 TFLOP/s"
+
+
+def test_every_card_that_is_rented_is_known_by_its_name():
+    memory = {name: accelerator(name).memory / 1e9 for name in ("a6000", "l40s", "l4", "a100-40", "a100-80", "H100")}
+    assert memory == {"a6000": 48, "l40s": 48, "l4": 24, "a100-40": 40, "a100-80": 80, "H100": 80}
+    with pytest.raises(ConfigError, match="--gpu: unknown card 'l40'") as refused:
+        accelerator("l40")
+    assert "l40s" in refused.value.message
+
+
+def test_the_plan_is_of_the_card_that_is_named(tmp_path):
+    """Its rate for cells and references, its memory for what does not fit; 24 GB hold no second 7B model."""
+    path = Path(__file__).parents[2] / "experiments" / "epochs.yaml"
+    experiment = load_experiment(path)
+    halved = expand(experiment, {"execution.gpus_per_worker": 0.4})
+    plans = {
+        name: make_plan([(path, experiment, halved)], tmp_path, None, accelerator(name)) for name in ("l4", "h100")
+    }
+    assert plans["l4"].gpu_hours > 8 * plans["h100"].gpu_hours
+    assert plans["l4"].reference_hours == pytest.approx(plans["h100"].reference_hours * 989 / 121)
+    assert "its share of a L4 has 10 GB" in plans["l4"].conflicts[0] and not plans["h100"].conflicts
+    assert "Estimates assume a L4 (121 TFLOP/s in 16 bits" in summary(plans["l4"])
+    assert "GPU-hours for reference likelihoods" in summary(plans["l4"])
+
+
+def test_held_out_pairs_are_counted():
+    run = {"model": "mistral-7b", "data": {"name": "ultrafeedback", "eval_pairs": 2}, "execution": GPU}
+    more = {**run, "data": {"name": "ultrafeedback", "eval_pairs": 2002}}
+    assert estimate(config(**more)).flops - estimate(config(**run)).flops > 2 * 2000 * 2 * 2 * 7e9 * 100
 
 
 def test_memory_grows_with_the_micro_batch():

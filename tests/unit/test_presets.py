@@ -36,6 +36,7 @@ def test_as_published(name):
     assert (train.clip_norm, train.seed) == (1.0, 42)
     assert (config.data.max_length, config.data.max_prompt_length) == (1024, 512)
     assert not model.trust_remote_code
+    assert config.execution.gradient_checkpointing is (method == "qlora"), "a 7B model trains on 24 GB by it"
     if method == "qlora":
         assert (model.lora.r, model.lora.alpha, model.lora.dropout, set(model.lora.targets)) == (r, alpha, 0, targets)
         found = model.quantization

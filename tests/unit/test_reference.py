@@ -18,6 +18,7 @@ from rcray.models.capabilities import capabilities_of
 from rcray.models.forward import body_of
 from rcray.models.likelihood import side_logps
 from rcray.models.load import LoadedModel, load_model
+from rcray.models.precision import Precision
 from rcray.models.reference import reference_logps
 from tests.small_runs import encode_pairs
 
@@ -136,6 +137,50 @@ def test_a_damaged_file_is_rebuilt_with_a_warning(neox, data, tmp_path, caplog, 
     caplog.clear()
     reference_logps(neox, data, tmp_path, CPU)
     assert caplog.text == "", "the file is sound again"
+
+
+def off_by(path, shares):
+    """Moves the chosen sums of the sample that is checked, by these shares of what a bfloat16 run is allowed."""
+    table = pq.read_table(path)
+    sums, tokens = (table[name].to_numpy().copy() for name in ("sum_w", "n_w"))
+    sample = list(range(0, len(sums), len(sums) // reference._SAMPLE))[: reference._SAMPLE]
+    for row, share in zip(sample, shares, strict=True):
+        sums[row] += share * Precision(torch.bfloat16).tolerance(torch.tensor(float(tokens[row]))).item()
+    pq.write_table(table.set_column(table.schema.get_field_index("sum_w"), "sum_w", pa.array(sums)), path)
+
+
+@pytest.fixture
+def in_bfloat16(neox):
+    """A model whose weights are exact, and which is held to what bfloat16 allows."""
+    before = capabilities_of(neox.model).precision
+    capabilities_of(neox.model).precision = Precision(torch.bfloat16)
+    yield neox
+    capabilities_of(neox.model).precision = before
+
+
+def test_the_sample_is_judged_as_a_whole(in_bfloat16, data, tmp_path, caplog):
+    """One sum in thirty is further off than one is allowed, on a real model: a start must not cost a reference."""
+    reference_logps(in_bfloat16, data, tmp_path, CPU)
+    (path,) = files(tmp_path)
+    off_by(path, (1.5, 0.5, -0.5, 0.0))
+    reference_logps(in_bfloat16, data, tmp_path, CPU)
+    assert caplog.text == "" and files(tmp_path) == [path]
+    off_by(path, (2.0, 2.0, -2.0, 2.0))
+    reference_logps(in_bfloat16, data, tmp_path, CPU)
+    assert "nats off a live forward" in caplog.text and "torch.bfloat16 allows" in caplog.text
+
+
+def test_what_disagrees_is_said_and_kept(neox, data, tmp_path, caplog):
+    reference_logps(neox, data, tmp_path, CPU)
+    (path,) = files(tmp_path)
+    kept = []
+    for _ in range(2):
+        shift(path)
+        kept.append(path.read_bytes())
+        reference_logps(neox, data, tmp_path, CPU)
+    aside = sorted(path.parent.glob("*.disagrees*"))
+    assert sorted(file.read_bytes() for file in aside) == sorted(kept), "each of them, whatever came before"
+    assert all(file.name in caplog.text for file in aside)
 
 
 def test_a_failed_build_publishes_nothing(neox, data, tmp_path, monkeypatch):

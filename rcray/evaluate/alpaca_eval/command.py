@@ -28,8 +28,11 @@ _FOLDER = "alpaca-eval"  # of answers in the cache, of verdicts in the store
 GENERATION_VERSION = 1  # raised when the same settings would give other answers
 
 
-def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> Path:
-    """The outputs file of a finished run; written once per (weights, instructions, settings)."""
+def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig, gpus: float | None = None) -> Path:
+    """The outputs file of a finished run; written once per (weights, instructions, settings).
+
+    `gpus`: what the evaluation asks for, where it is not what the run had.
+    """
     final = store.run(run_id(config)).final
     instructions = read_instructions(Path(settings.instructions), settings.limit)
     asked = hashlib.sha256("\0".join(instructions).encode()).hexdigest()
@@ -38,14 +41,17 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> P
     key = content_key([read_chain(final)["key"], asked, how, GENERATION_VERSION], 24)
     path = store.cache / _FOLDER / f"{key}.json"
     if not path.is_file():
-        from rcray.models.device import asked_device
+        from rcray.models.capabilities import use_precision
+        from rcray.models.device import evaluated_on
         from rcray.models.precision import Precision
         from rcray.models.trained import load_trained
 
-        device = asked_device(config.execution.gpus_per_worker)
+        device = evaluated_on(config.execution.gpus_per_worker, gpus)
         loaded = load_trained(final, store.cache, device=device)
+        precision = Precision.of(config, device)
+        use_precision(loaded.model, precision)
         name = f"{config.label} [{run_id(config)}]"
-        with Precision.of(config, device)():
+        with precision():
             answers = generate(loaded.model, loaded.tokenizer, instructions, settings.generation, generator=name)
         write_outputs(path, answers)
     return path
@@ -53,7 +59,7 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig) -> P
 
 def _answers_on_ray(config: RunConfig, store: Store, settings: EvaluationConfig) -> Path:
     assert settings.alpaca_eval is not None
-    return answers_of(config, store, settings.alpaca_eval)
+    return answers_of(config, store, settings.alpaca_eval, settings.gpus)
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,15 @@ def continuations(
     """What the model says after each prompt, up to the end of its turn; the random generators are left as they were."""
     import torch
 
+    from rcray.models.device import generators
+
     room = getattr(model.config, "max_position_embeddings", None)
     for number, ids in enumerate(prompts, 1):
         if room is not None and len(ids) >= room:
             raise DataError(f"instruction {number} has {len(ids)} tokens, and the model's context is {room}")
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # the longest first: memory fails at once
     tokens: dict[int, list[int]] = {}
-    devices = list(range(torch.cuda.device_count()))
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    with torch.random.fork_rng(devices=generators(model.device)), torch.no_grad():
         torch.manual_seed(settings.seed)
         for start in range(0, len(order), settings.batch_size):
             rows = order[start : start + settings.batch_size]

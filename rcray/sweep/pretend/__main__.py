@@ -2,7 +2,8 @@
 
 Without arguments the peaks of the presets are measured and written into rcray/sweep/peaks.json. With `--cells` it reads
 cells as JSON on standard input, `[{"config": ..., "lengths": [prompt, chosen, rejected], "layers": n, "looking": true},
-...]`, and answers with what was seen of each; with `--peak` one configuration, and answers with its peak.
+...]`, and answers with what was seen of each, `"forward": true` of a forward without a graph; with `--peak` one
+configuration, and answers with its peak.
 """
 
 import json
@@ -14,7 +15,7 @@ import torch
 
 from rcray.config import RunConfig
 from rcray.sweep.pretend.peaks import measured_peak, preset_peaks
-from rcray.sweep.pretend.steps import Lengths, pretended_step
+from rcray.sweep.pretend.steps import Lengths, pretended_forward, pretended_step
 
 TARGET = Path(__file__).parents[1] / "peaks.json"
 
@@ -37,9 +38,10 @@ def main() -> None:
 def _answer(cell: dict) -> dict:
     config = RunConfig.model_validate(cell["config"])
     try:
-        seen = pretended_step(
-            config, Lengths(*cell["lengths"]), layers=cell.get("layers"), looking=cell.get("looking", False)
-        )
+        lengths, layers = Lengths(*cell["lengths"]), cell.get("layers")
+        if cell.get("forward"):
+            return pretended_forward(config, lengths, layers=layers).as_json()
+        seen = pretended_step(config, lengths, layers=layers, looking=cell.get("looking", False))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return asdict(seen)

@@ -10,6 +10,7 @@ from rcray.config import RunConfig
 from rcray.data.batch import Schedule, collate, mismatched
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.models.capabilities import use_precision
+from rcray.models.inference import budget, pair_sums
 from rcray.models.precision import Precision
 from rcray.models.reference import ReferenceLogps
 from rcray.sweep.pretend.device import Watch, pretend_device
@@ -35,7 +36,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the watch counted in one optimizer step."""
+    """What the watch counted in one optimizer step, or in one forward without a graph."""
 
     waits: Mapping[str, int]
     stalls: Mapping[str, int]
@@ -43,6 +44,12 @@ class Seen:
     products: Mapping[str, int]
     attention: Mapping[str, int]
     peak_bytes: int  # of the second step, which has the optimizer's moments beside its activations
+
+    @classmethod
+    def of(cls, watch: Watch) -> "Seen":
+        """All that was counted since the watch last forgot."""
+        counted = (watch.waits, watch.stalls, watch.copies, watch.products, watch.attention)
+        return cls(*map(dict, counted), peak_bytes=watch.peak)
 
 
 def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = None, looking: bool = False) -> Seen:
@@ -81,15 +88,26 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
         optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
         optimizer_step(state, batches, 2, fresh if looking else None)
-        seen = Seen(
-            waits=dict(watch.waits),
-            stalls=dict(watch.stalls),
-            copies=dict(watch.copies),
-            products=dict(watch.products),
-            attention=dict(watch.attention),
-            peak_bytes=watch.peak,
-        )
+        seen = Seen.of(watch)
         del state, loaded, live, reference
+        gc.collect()
+    return seen
+
+
+def pretended_forward(config: RunConfig, lengths: Lengths, *, layers: int | None = None) -> Seen:
+    """Counts one forward without a graph, as the reference, the probe and the evaluation make them: full of tokens."""
+    device = pretend_device()
+    gc.collect()
+    with Watch() as watch:
+        model = pretended_model(config.model, layers=layers).model.eval()
+        use_precision(model, Precision.of(config, device))
+        pairs = made_up_pairs(budget(model, device) // (2 * (lengths.prompt + lengths.chosen)), lengths)
+        sizes = EncodedPairs(pairs, EncodeReport()).lengths
+        pair_sums(model, pairs, sizes, range(1), device)  # what the model allows is tried once
+        watch.forget()
+        pair_sums(model, pairs, sizes, range(len(pairs)), device)
+        seen = Seen.of(watch)
+        del model
         gc.collect()
     return seen
 
