@@ -40,11 +40,10 @@ def _answer(cell: dict) -> dict:
     try:
         lengths, layers = Lengths(*cell["lengths"]), cell.get("layers")
         if cell.get("forward"):
-            return pretended_forward(config, lengths, layers=layers).as_json()
-        seen = pretended_step(config, lengths, layers=layers, looking=cell.get("looking", False))
+            return asdict(pretended_forward(config, lengths, layers=layers))
+        return asdict(pretended_step(config, lengths, layers=layers, looking=cell.get("looking", False)))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return asdict(seen)
 
 
 if __name__ == "__main__":
