@@ -14,11 +14,16 @@ from pathlib import Path
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The options every benchmark has."""
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Knows the options every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes")
-    return parser.parse_args()
+    return parser
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """Those options, read."""
+    return argument_parser(description).parse_args()
 
 
 class Times(dict[str, float]):

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class Size:
 
 
 TINY = Size(8192, 128, 8, 4)
+TWENTY_MILLION = Size(16384, 256, 12, 4)
 HUNDRED_MILLION = Size(50304, 512, 24, 8)
 
 
@@ -90,22 +92,31 @@ class Setting:
     sharing: str
     reference: ReferenceLogps
     base: Any
+    micro: int  # pairs of a micro-batch; for the steps of ours() and by_update(), and for plain()
 
     @classmethod
-    def of(cls, method: str, size: Size, *, pairs: int, prompt: int, answer: int, sharing: str) -> "Setting":
-        """A fresh model and random pairs of these lengths."""
+    def of(
+        cls, method: str, size: Size, *, pairs: int, prompt: int, answer: int, sharing: str, micro: int | None = None
+    ) -> "Setting":
+        """A fresh model and random pairs of these lengths; a step is one micro-batch unless told otherwise."""
         base = build(size, method)
         encoded = random_pairs(size.vocabulary, pairs, prompt, answer)
         batch = collate(encoded, range(pairs))
         with torch.no_grad():
             sums = [side_logps(base, side).sums.double() for side in (batch.chosen, batch.rejected)]
         counts = torch.full((pairs,), float(answer), dtype=torch.float64)
-        return cls(method, size, encoded, batch, sharing, ReferenceLogps(*sums, counts, counts), base)
+        reference = ReferenceLogps(*sums, counts, counts)
+        return cls(method, size, encoded, batch, sharing, reference, base, micro or pairs)
 
     @property
     def pairs(self) -> int:
         """Pairs in the batch."""
         return len(self.batch.index)
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """Its micro-batches."""
+        return [collate(self.encoded, range(i, i + self.micro)) for i in range(0, self.pairs, self.micro)]
 
     def state(self, *, calibrated: bool, estimator: Estimator | None = None) -> StepState:
         """The state of a training step on a copy of the model."""
@@ -131,30 +142,34 @@ class Setting:
     def ours(self, *, calibrated: bool, estimator: Estimator | None = None) -> Callable[[], object]:
         """rcray's own optimizer step."""
         state = self.state(calibrated=calibrated, estimator=estimator)
-        return lambda: optimizer_step(state, [self.batch], 1)
+        return lambda: optimizer_step(state, self.batches, 1)
 
     def by_update(self, *, look_pairs: int) -> tuple[Callable[[], object], Callable[[], object]]:
         """The step of the calibration by the update, between two looks and with one."""
         state = self.state(calibrated=False)
         state.calibrator = UpdateCalibrator()
         state.looks = Looks(state.policy, state.update.optimizer, state.update.clip_norm)
-        batch = collate(self.encoded, range(look_pairs))
-        fresh = Fresh([batch], look_pairs, torch.zeros(2, look_pairs))
+        portion = min(look_pairs, self.micro)
+        shown = [collate(self.encoded, range(i, i + portion)) for i in range(0, look_pairs, portion)]
+        fresh = Fresh(shown, look_pairs, torch.zeros(2, look_pairs))
         return (
-            lambda: optimizer_step(state, [self.batch], 1),
-            lambda: optimizer_step(state, [self.batch], 1, fresh),
+            lambda: optimizer_step(state, self.batches, 1),
+            lambda: optimizer_step(state, self.batches, 1, fresh),
         )
 
     def plain(self) -> Callable[[], object]:
         """The textbook on rcray's likelihoods: mean loss, backward, clip, update; no band, no scores."""
         state = self.state(calibrated=False)
         policy = state.policy
-        layout = (packed if self.sharing == "on" else two_rows)(self.batch)
+        layouts = [(packed if self.sharing == "on" else two_rows)(batch) for batch in self.batches]
 
         def run() -> None:
-            logp, _ = answer_logps(policy.model, layout, mlp=policy.short_mlp)
-            z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
-            update(state, policy.objective.loss(self._pairs(z_w, z_l)).mean())
+            state.update.optimizer.zero_grad()
+            for batch, layout in zip(self.batches, layouts, strict=True):
+                logp, _ = answer_logps(policy.model, layout, mlp=policy.short_mlp)
+                z_w, z_l = (layout.matrix(logp, side).sum(-1) for side in (CHOSEN, REJECTED))
+                (policy.objective.loss(self._pairs(z_w, z_l, batch.index)).sum() / self.pairs).backward()
+            clip_and_step(state)
 
         return run
 
@@ -176,18 +191,18 @@ class Setting:
                 ).loss
             else:
                 loss = state.policy.objective.loss(pairs)
-            update(state, loss.mean())
+            state.update.optimizer.zero_grad()
+            loss.mean().backward()
+            clip_and_step(state)
 
         return run
 
-    def _pairs(self, z_w: Tensor, z_l: Tensor) -> PairLogps:
-        ref = self.reference
-        return PairLogps(z_w, z_l, ref.n_w, ref.n_l, ref.sum_w.float(), ref.sum_l.float())
+    def _pairs(self, z_w: Tensor, z_l: Tensor, index: Tensor | slice = slice(None)) -> PairLogps:
+        n_w, n_l, sum_w, sum_l = (getattr(self.reference, name)[index] for name in ("n_w", "n_l", "sum_w", "sum_l"))
+        return PairLogps(z_w, z_l, n_w, n_l, sum_w.float(), sum_l.float())
 
 
-def update(state: StepState, loss: Tensor) -> None:
-    """Backward, clip, step."""
-    state.update.optimizer.zero_grad()
-    loss.backward()
+def clip_and_step(state: StepState) -> None:
+    """What follows a backward."""
     torch.nn.utils.clip_grad_norm_(state.update.parameters, 1.0)
     state.update.optimizer.step()
