@@ -102,6 +102,16 @@ def test_equal_stores_give_equal_pages(own):
     assert written[0] == written[1]
 
 
+def test_what_a_page_does_not_hold_is_left_to_the_server(own, monkeypatch):
+    store, cells = own
+    monkeypatch.setattr("rcray.aggregate.explore.cells._PAIRS", 14)  # of six settings there are 15
+    differences = payload(build_report(store, experiment(), cells, figures=False).explore.read_text())["differences"]
+    assert differences["metrics"] == [] and unpacked(differences["values"]).size == 0
+    monkeypatch.setattr("rcray.aggregate.explore.page.MOST_RUNS", 11)
+    page = build_report(store, experiment(), cells, figures=False).explore.read_text()
+    assert "12 runs are more than a page holds (11): rcray watch serves them" in page and "<script" not in page
+
+
 def test_settings_are_objective_by_calibration_with_their_seeds(swept):
     head = payload(swept[2].explore.read_text())["head"]
     groups = head["groups"]

@@ -25,6 +25,7 @@ from rcray.aggregate.summary import IN_TRUE_BAND, REALISED
 from rcray.config import flatten
 
 _BENCHMARKS = 8  # columns of the table at most
+_PAIRS = 45_000  # of settings whose differences a page holds: those of 300
 _BOOTSTRAPS = 1000  # differences of benchmarks in a page: each resamples documents, and takes milliseconds
 #: What the title of an objective or a calibration says already.
 _SAID = ("objective.name", "calibration.enabled", "calibration.kind", "model.name", "semantics")
@@ -198,7 +199,8 @@ def _difference(base: Setting, setting: Setting, metric: str) -> tuple[float, ..
 def all_differences(results: Sequence[CellResult], numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of every two settings, second minus first, packed: pair after pair, metric after metric, three numbers each.
 
-    Where there are too many settings to resample their documents, benchmarks have none.
+    Where there are too many settings to resample their documents, benchmarks have none; of more than a page holds, none
+    has any (`rcray watch` computes those from the baseline that is pinned).
     """
     settings = [row.setting for row in rows_of(results)]
     metrics = [number["key"] for number in numbers]
@@ -206,6 +208,8 @@ def all_differences(results: Sequence[CellResult], numbers: Sequence[Mapping[str
     resampled = [metric for metric in metrics if is_benchmark(metric)]
     if pairs * len(resampled) > _BOOTSTRAPS:
         metrics = [metric for metric in metrics if metric not in resampled]
+    if pairs > _PAIRS:
+        metrics, settings = [], []
     differences = [differences_from(base, settings[i + 1 :], metrics) for i, base in enumerate(settings)]
     flat = [value for of_base in differences for of_pair in of_base for triple in of_pair for value in triple]
     return {"metrics": metrics, "values": pack(np.array(flat, float))}

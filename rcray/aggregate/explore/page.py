@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.explore.cells import all_differences, table_of, values_of
@@ -26,6 +26,7 @@ from rcray.records.states import State
 from rcray.secrets import redact
 
 EXPLORE = "explore.html"
+MOST_RUNS = 1000  # that a page holds: 30 MB
 _MANY_RUNS = 60  # past which curves have fewer points, so that a page stays at a few megabytes
 #: In the order in which they are joined: each uses what stands before it.
 SCRIPTS = (
@@ -112,9 +113,13 @@ def payload_of(subject: Subject, results: Sequence[CellResult]) -> dict[str, Any
 
 
 def write_explore(folder: Path, subject: Subject, results: Sequence[CellResult]) -> Path:
-    """Writes the page beside the report."""
+    """Writes the page beside the report; of more runs than it holds, who shows them."""
     target = folder / EXPLORE
-    write_atomic(target, to_page(subject.title, payload_of(subject, results)))
+    if len(results) > MOST_RUNS:
+        text = f"{len(results):,} runs are more than a page holds ({MOST_RUNS:,}): rcray watch serves them."
+        write_atomic(target, f"<!doctype html><meta charset=utf-8><title>{escape(subject.title)}</title><p>{text}</p>\n")
+    else:
+        write_atomic(target, to_page(subject.title, payload_of(subject, results)))
     return target
 
 
