@@ -123,7 +123,7 @@ class Setting:
         model = copy.deepcopy(self.base)
         chosen: Estimator = estimator or ("head" if self.method == "full" else "adapters")
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, 1e-6)
+        optimizer = torch.optim.AdamW(trained, 1e-6, weight_decay=0.0)  # as TrainConfig has it
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         return StepState(
             policy=Policy(

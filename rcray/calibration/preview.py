@@ -173,7 +173,12 @@ def preview_of(
         )
 
     decays = {p: g["lr"] * g.get("weight_decay", 0.0) for g in optimizer.param_groups for p in g["params"]}
-    decay = flat([p.detach() * decays[p] for p in parameters]) if any(decays.values()) else 0.0
+    rates = [decays[p] for p in parameters]
+    decay: Tensor | float = 0.0
+    if len(set(rates)) > 1:
+        decay = flat([p.detach() * rate for p, rate in zip(parameters, rates, strict=True)])
+    elif rates[0]:  # of the weights only what is read is multiplied
+        decay = flat(parameters) * rates[0]
     variants = ("amsgrad", "maximize", "nesterov", "dampening")
     if any(g.get(name) for g in optimizer.param_groups for name in variants):
         return None

@@ -117,7 +117,8 @@ def write_explore(folder: Path, subject: Subject, results: Sequence[CellResult])
     target = folder / EXPLORE
     if len(results) > MOST_RUNS:
         text = f"{len(results):,} runs are more than a page holds ({MOST_RUNS:,}): rcray watch serves them."
-        write_atomic(target, f"<!doctype html><meta charset=utf-8><title>{escape(subject.title)}</title><p>{text}</p>\n")
+        title = escape(subject.title)
+        write_atomic(target, f"<!doctype html><meta charset=utf-8><title>{title}</title><p>{text}</p>\n")
     else:
         write_atomic(target, to_page(subject.title, payload_of(subject, results)))
     return target
