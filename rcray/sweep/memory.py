@@ -23,6 +23,7 @@ FOUR_BIT_BYTES = 0.5 + 4 / 64  # nf4: half a byte, and a float32 scale for each 
 #: Kept per token, layer and hidden unit, without attention matrices (Korthikanti et al. 2022); with checkpointing only
 #: what goes into each block.
 ACTIVATION_VALUES, CHECKPOINT_VALUES = 17, 1
+FORWARD_TOKENS = 16384  # of a forward without a graph on a GPU, as models/inference.py cuts them
 GPU_CONTEXT_BYTES = 1.0 * GIB  # CUDA's own, and cuBLAS's workspace
 ALLOCATOR = 1.05  # what torch's caching allocator holds beside what is alive
 
@@ -58,6 +59,8 @@ def measured_peaks() -> dict[str, Peak]:
 def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | None = None) -> float:
     """Bytes on one worker's device: weights, gradients, the optimizer's moments, activations of one micro-batch.
 
+    Or weights and a full forward, where the reference or the evaluation holds more: blocks are computed again in the
+    step, and its rows are few.
     `peak` is that of a GPU cell where it was measured; else it is looked up, or ruled.
     """
     execution = config.execution
@@ -68,7 +71,19 @@ def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | Non
     if not execution.gpus_per_worker:
         return ruled_peak(config, shape).at(tokens)
     peak = peak or measured_peaks().get(peak_key(config)) or ruled_peak(config, shape)
-    return peak.at(tokens) * ALLOCATOR + extra_weights(config, shape) + GPU_CONTEXT_BYTES
+    alive = max(peak.at(tokens), _weights(config, shape) + FORWARD_TOKENS * forward_bytes(config, shape))
+    return alive * ALLOCATOR + extra_weights(config, shape) + GPU_CONTEXT_BYTES
+
+
+def forward_bytes(config: RunConfig, shape: Shape) -> float:
+    """Of each token of a forward without a graph, at its widest place, the feed-forward layer of any block.
+
+    Alive there are what goes into its function and what comes out, the gate's side, an adapter's sum; between 4-bit
+    layers all of it is float32. The pretended GPU shows at most a tenth less.
+    """
+    inner = 2 + shape.gated + config.model.trains_adapters
+    width = 4 if config.model.quantized else BYTES[config.model.dtype]
+    return float((inner * shape.intermediate + 4 * shape.hidden) * width)
 
 
 def pretended_peak(config: RunConfig) -> Peak:
@@ -94,6 +109,13 @@ def frozen_bytes(config: RunConfig, shape: Shape) -> float:
     return float(shape.parameters * width)
 
 
+def _weights(config: RunConfig, shape: Shape) -> float:
+    """All of them, adapters in float32."""
+    model = config.model
+    adapters = 4 * shape.adapters(model.lora.r, model.lora.targets) if model.trains_adapters else 0
+    return frozen_bytes(config, shape) + adapters
+
+
 def extra_weights(config: RunConfig, shape: Shape) -> float:
     """A second copy of the model, where token-level objectives read a reference that no adapter can be switched off."""
     live = config.needs_reference and config.objective.traits.token_level
@@ -103,14 +125,12 @@ def extra_weights(config: RunConfig, shape: Shape) -> float:
 def ruled_peak(config: RunConfig, shape: Shape) -> Peak:
     """By rule of thumb: what the shape says, without looking."""
     model, width = config.model, BYTES[config.model.dtype]
-    frozen = frozen_bytes(config, shape)
     if model.trains_adapters:
         trained, trained_width = shape.adapters(model.lora.r, model.lora.targets), 4
-        weights = frozen + trained * 4
     else:
-        trained, trained_width, weights = shape.parameters, width, frozen
+        trained, trained_width = shape.parameters, width
     moments = {"adamw": 2.0, "adamw8bit": 0.5, "sgd": 1.0 if config.train.momentum else 0.0}
-    fixed = weights + trained * trained_width * (1 + moments.get(config.train.optimizer, 2.0))
+    fixed = _weights(config, shape) + trained * trained_width * (1 + moments.get(config.train.optimizer, 2.0))
     values = CHECKPOINT_VALUES if config.execution.gradient_checkpointing else ACTIVATION_VALUES
     kept = shape.layers * values + (ACTIVATION_VALUES if config.execution.gradient_checkpointing else 0)
     return Peak(float(fixed), float(kept * shape.hidden * BYTES[config.compute_dtype]))

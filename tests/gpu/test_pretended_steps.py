@@ -5,7 +5,8 @@ import pytest
 from rcray.config import RunConfig
 from rcray.config.models import MODELS
 from rcray.config.objectives import BY_NAME
-from rcray.sweep.memory import measured_peaks, peak_key
+from rcray.models.inference import TOKENS
+from rcray.sweep.memory import FORWARD_TOKENS, forward_bytes, measured_peaks, peak_key
 from tests.gpu.cells import BETWEEN, CELLS, FORWARDS, MEASURED, PRESETS, WHOLE, cell, look_at, seen
 
 pytestmark = pytest.mark.timeout(1200)
@@ -58,6 +59,14 @@ def test_a_forward_without_a_graph_waits_for_its_sums_alone(name):
     assert "error" not in found, found.get("error")
     assert sum(found["waits"].values()) <= 1, found["waits"]
     assert found["stalls"] == {} and len(found["attention"]) == 1
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_the_plan_tells_what_such_a_forward_holds(name):
+    found, config = seen()[name], RunConfig.model_validate(FORWARDS[name]["config"])
+    said = FORWARD_TOKENS * forward_bytes(config, config.model.shape)
+    assert said == pytest.approx(found["peak_bytes"] - found["weights_bytes"], rel=0.1)
+    assert TOKENS["cuda"] == FORWARD_TOKENS
 
 
 @pytest.mark.parametrize("name", HALF)

@@ -111,6 +111,13 @@ def test_the_plan_is_of_the_card_that_is_named(tmp_path):
     assert "GPU-hours for reference likelihoods" in summary(plans["l4"])
 
 
+def test_memory_holds_the_forwards_of_the_reference_and_the_evaluation():
+    """They are as long as ever where the pairs are short: a step of them is not what fills the card."""
+    short = {"model": "qwen2.5-7b", "data": {"name": "ultrafeedback", "max_length": 128, "max_prompt_length": 64}}
+    weights, forward = 5.6e9, 5.79e9  # 4-bit blocks and 16-bit embeddings; measured on the pretended GPU
+    assert estimate(config(**short, execution=GPU)).train_bytes > weights + forward
+
+
 def test_held_out_pairs_are_counted():
     run = {"model": "mistral-7b", "data": {"name": "ultrafeedback", "eval_pairs": 2}, "execution": GPU}
     more = {**run, "data": {"name": "ultrafeedback", "eval_pairs": 2002}}
