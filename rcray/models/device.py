@@ -10,7 +10,7 @@ from rcray.models.load import CPU
 GET_STARTED = "https://pytorch.org/get-started"
 
 
-def asked_device(gpus: float) -> torch.device:
+def asked_device(gpus: float, field: str = "execution.gpus_per_worker") -> torch.device:
     """The CPU for no GPU, whatever is in the machine; else the GPU this process may use.
 
     Raises:
@@ -19,7 +19,7 @@ def asked_device(gpus: float) -> torch.device:
     if not gpus:
         return CPU
     if problem := why_no_gpu():
-        raise ConfigError(f"execution.gpus_per_worker: {gpus:g}, and no GPU can be used: {problem[0]}", fix=problem[1])
+        raise ConfigError(f"{field}: {gpus:g}, and no GPU can be used: {problem[0]}", fix=problem[1])
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -48,8 +48,14 @@ class Seen:
     @classmethod
     def of(cls, watch: Watch) -> "Seen":
         """All that was counted since the watch last forgot."""
-        counted = (watch.waits, watch.stalls, watch.copies, watch.products, watch.attention)
-        return cls(*map(dict, counted), peak_bytes=watch.peak)
+        return cls(
+            waits=dict(watch.waits),
+            stalls=dict(watch.stalls),
+            copies=dict(watch.copies),
+            products=dict(watch.products),
+            attention=dict(watch.attention),
+            peak_bytes=watch.peak,
+        )
 
 
 def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = None, looking: bool = False) -> Seen:
