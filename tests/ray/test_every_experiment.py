@@ -15,7 +15,7 @@ from rcray.pipeline import sweep
 from rcray.sweep.connection import connected
 from rcray.sweep.runner import SweepOptions, run_sweep
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(2700)]
 
 DRAWN = 8  # cells of a report at most: figures of more take minutes, and are the same figures
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
