@@ -50,8 +50,15 @@ class Seen:
     @classmethod
     def of(cls, watch: Watch, weights: int) -> "Seen":
         """All that was counted since the watch last forgot."""
-        counted = (watch.waits, watch.stalls, watch.copies, watch.products, watch.attention)
-        return cls(*map(dict, counted), weights_bytes=weights, peak_bytes=watch.peak)
+        return cls(
+            waits=dict(watch.waits),
+            stalls=dict(watch.stalls),
+            copies=dict(watch.copies),
+            products=dict(watch.products),
+            attention=dict(watch.attention),
+            weights_bytes=weights,
+            peak_bytes=watch.peak,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain mappings."""
