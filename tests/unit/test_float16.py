@@ -15,7 +15,7 @@ from rcray.train.look import Looks
 from rcray.train.scaling import OVERFLOW, LossScaling
 from tests.small_runs import Killed, kill_at, records, small_config
 
-UPDATE = {"enabled": True, "kind": "update"}
+UPDATE = {"enabled": True, "kind": "update", "look_every": 1}
 AUTOCAST = {"train": {"precision": "float16"}}
 QLORA = {
     "model": {

@@ -27,7 +27,7 @@ def training(tmp_path, model_cache):
     store = Store(tmp_path / "store")
     shutil.copytree(model_cache, store.cache)
     data = {"name": str(tmp_path / "pairs.jsonl"), "train_pairs": 40, "eval_pairs": 8}
-    config = small_config(data=data, train={"batch_size": 4}, calibration={"enabled": True, "kind": "update"})
+    config = small_config(data=data, train={"batch_size": 4}, calibration={"enabled": True, "kind": "update", "look_every": 2})
     return prepare(Job(config, store, run_id(config), "a"), 0, 1)
 
 

@@ -43,10 +43,11 @@ class Seen:
     copies: Mapping[str, int]
     products: Mapping[str, int]
     attention: Mapping[str, int]
+    weights_bytes: int  # alive before: weights, adapters, references
     peak_bytes: int  # of the second step, which has the optimizer's moments beside its activations
 
     @classmethod
-    def of(cls, watch: Watch) -> "Seen":
+    def of(cls, watch: Watch, weights: int) -> "Seen":
         """All that was counted since the watch last forgot."""
         return cls(
             waits=dict(watch.waits),
@@ -54,6 +55,7 @@ class Seen:
             copies=dict(watch.copies),
             products=dict(watch.products),
             attention=dict(watch.attention),
+            weights_bytes=weights,
             peak_bytes=watch.peak,
         )
 
@@ -93,8 +95,9 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
             fresh = Fresh([shown], config.calibration.look_pairs, start)
         optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
+        weights = watch.live
         optimizer_step(state, batches, 2, fresh if looking else None)
-        seen = Seen.of(watch)
+        seen = Seen.of(watch, weights)
         del state, loaded, live, reference
         gc.collect()
     return seen
@@ -111,8 +114,9 @@ def pretended_forward(config: RunConfig, lengths: Lengths, *, layers: int | None
         sizes = EncodedPairs(pairs, EncodeReport()).lengths
         pair_sums(model, pairs, sizes, range(1), device)  # what the model allows is tried once
         watch.forget()
+        weights = watch.live
         pair_sums(model, pairs, sizes, range(len(pairs)), device)
-        seen = Seen.of(watch)
+        seen = Seen.of(watch, weights)
         del model
         gc.collect()
     return seen
