@@ -93,9 +93,9 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
             shown = collate(made_up_pairs(config.calibration.look_pairs, lengths), range(config.calibration.look_pairs))
             start = torch.full((2, config.calibration.look_pairs), -99.0, dtype=torch.float64)
             fresh = Fresh([shown], config.calibration.look_pairs, start)
+        weights = watch.live
         optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
-        weights = watch.live
         optimizer_step(state, batches, 2, fresh if looking else None)
         seen = Seen.of(watch, weights)
         del state, loaded, live, reference
