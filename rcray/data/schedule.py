@@ -9,6 +9,7 @@ shuffled again: a batch is padded little, and long pairs do not come together in
 Pairs made of unpaired rows weigh in a step what repeats.py says.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -100,12 +101,13 @@ class Schedule:
         """[pairs, 2] what the sides of each pair weigh in the step of this epoch that has it; None: 1 each."""
         if self.behind is None:
             return None
-        epoch = step // self.steps_per_epoch
-        if epoch not in self._weights:
-            self._weights.clear()
+        behind, epoch = self.behind, step // self.steps_per_epoch
+
+        def make() -> np.ndarray:
             order = self._order(epoch)[: self.steps_per_epoch * self.batch_size]
-            self._weights[epoch] = weights_of(self.behind, order, self.batch_size, _generator(self.seed, epoch, -1))
-        return self._weights[epoch]
+            return weights_of(behind, order, self.batch_size, _generator(self.seed, epoch, -1))
+
+        return _once(self._weights, epoch, make)
 
     def fresh(self, step: int) -> np.ndarray | None:
         """[pairs] whether no pair of an earlier step of this epoch shares a prompt with it; None: all are."""
@@ -115,31 +117,43 @@ class Schedule:
 
     def first_trained(self, epoch: int) -> np.ndarray | None:
         """[pairs] where in the order of an epoch a prompt of each pair comes first; None: no two pairs share one."""
-        if self.prompts is None:
+        prompts = self.prompts
+        if prompts is None:
             return None
-        if epoch not in self._first:
-            self._first.clear()
+
+        def make() -> np.ndarray:
             order = self._order(epoch)[: self.steps_per_epoch * self.batch_size]
-            first = np.full(self.prompts.max() + 1, len(order))
-            np.minimum.at(first, self.prompts[order], np.arange(len(order))[:, None])
-            self._first[epoch] = first[self.prompts].min(1)
-        return self._first[epoch]
+            first = np.full(prompts.max() + 1, len(order))
+            np.minimum.at(first, prompts[order], np.arange(len(order))[:, None])
+            earliest: np.ndarray = first[prompts].min(1)
+            return earliest
+
+        return _once(self._first, epoch, make)
 
     def _order(self, epoch: int) -> np.ndarray:
         """The rows of one epoch; kept, because every step of the epoch asks for them."""
-        if epoch not in self._kept:
-            self._kept.clear()
+
+        def make() -> np.ndarray:
             generator = _generator(self.seed, epoch)
             if self.behind is None:
                 order = torch.randperm(self.pairs, generator=generator).numpy()
             else:
                 order = kept_together(self.behind, generator)
-            if self.sizes is not None:
-                order = bucketed(
-                    order[: self.steps_per_epoch * self.batch_size], self.sizes, self.batch_size, generator
-                )
-            self._kept[epoch] = order
-        return self._kept[epoch]
+            if self.sizes is None:
+                return order
+            return bucketed(order[: self.steps_per_epoch * self.batch_size], self.sizes, self.batch_size, generator)
+
+        return _once(self._kept, epoch, make)
+
+
+def _once(kept: dict[int, np.ndarray], epoch: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """What belongs to an epoch; only the newest is kept. The thread that makes batches may be an epoch ahead."""
+    known = kept.get(epoch)
+    if known is None:
+        known = make()
+        kept.clear()
+        kept[epoch] = known
+    return known
 
 
 @dataclass(frozen=True)

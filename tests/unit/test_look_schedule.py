@@ -88,5 +88,24 @@ def test_a_pair_is_fresh_until_its_prompt_was_trained_on():
     assert Schedule(4, 1, 1, 1, seed=0).fresh(3) is None
 
 
+def test_a_thread_may_be_an_epoch_ahead():
+    """Batches are made by a thread, looks by the loop: at the end of an epoch they ask for two of them by turns."""
+    schedule = Schedule(40, 4, 4, 2, seed=0, prompts=np.arange(80).reshape(-1, 2) % 30)
+    expected = _rows(schedule, 9, 10), schedule.fresh(9).tolist()
+
+    class Interrupted(dict):
+        """As if the thread came just when something is kept, with the next epoch's."""
+
+        def __setitem__(self, epoch, value):
+            super().__setitem__(epoch, value)
+            if epoch == 0:
+                schedule.micro_batches(10)
+                schedule.fresh(10)
+
+    for name in ("_kept", "_first"):
+        object.__setattr__(schedule, name, Interrupted())
+    assert (_rows(schedule, 9, 10), schedule.fresh(9).tolist()) == expected
+
+
 def _rows(schedule, first, last):
     return [row for step in range(first, last) for part in schedule.micro_batches(step) for row in part]
