@@ -51,7 +51,7 @@ class Size:
 
 
 TINY = Size(8192, 128, 8, 4)
-TWENTY_MILLION = Size(16384, 256, 12, 4)
+FORTY_MILLION = Size(16384, 384, 16, 6)  # the head's share of its matrices is that of Pythia-410M, a sixth
 HUNDRED_MILLION = Size(50304, 512, 24, 8)
 
 

@@ -17,7 +17,7 @@ flat and lie over the same coordinates: all that are trained, or a fixed random 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -83,13 +83,22 @@ class Foreseen:
     preview: AdamPreview | SgdPreview
     clip_norm: float
     total: Callable[[Tensor], Tensor]  # sums over workers that hold parts, and makes up for coordinates left out
+    rest: Tensor | None = None  # of the gradient: what the branches, if they are those of some pairs, do not explain
 
-    def gradient(self, log_alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The clipped gradient and what clipping multiplied it with; like all that ends in tensors, waits for none."""
+    def completed(self, gradient: Tensor, log_alpha: float) -> "Foreseen":
+        """With the gradient that all pairs made at this factor, the branches being an estimate from some of them."""
+        return replace(self, rest=gradient.sub(self._joined(log_alpha)))
+
+    def _joined(self, log_alpha: float | Tensor) -> Tensor:
         if isinstance(log_alpha, Tensor):
             gradient = self.branch_w * log_alpha.exp() + self.branch_l * (-log_alpha).exp()
         else:
             gradient = self.branch_w.mul(math.exp(log_alpha)).add_(self.branch_l, alpha=math.exp(-log_alpha))
+        return gradient if self.rest is None else gradient.add_(self.rest)
+
+    def gradient(self, log_alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The clipped gradient and what clipping multiplied it with; like all that ends in tensors, waits for none."""
+        gradient = self._joined(log_alpha)
         norm = self.total(torch.dot(gradient, gradient).double()).sqrt()
         clipped = (self.clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
         return gradient.mul_(clipped), clipped

@@ -30,8 +30,7 @@ class Measured:
     """What was seen."""
 
     pair_seconds: float  # a pair's share of a step
-    watched_seconds: float  # the same in a step that begins with a look: its two branches are kept apart
-    look_seconds: float  # the look itself
+    look_seconds: float  # what a look adds to its step: its own pairs, and as many of the step with their sides apart
     forward_seconds: float  # a pair without a gradient
     start_seconds: float  # until the first step: reading the model, finding its data
     pairs: int  # usable ones to train on
@@ -51,8 +50,8 @@ class Measured:
         has_reference = config.needs_reference and not config.objective.traits.token_level
         forwards += self.pairs if has_reference else self.fresh
         forwards += 2 * self.held_out if evaluated else 0
-        in_steps = (steps - looks) * self.pair_seconds + looks * self.watched_seconds
-        seconds = train.batch_size * in_steps + looks * self.look_seconds + forwards * self.forward_seconds
+        in_steps = steps * train.batch_size * self.pair_seconds + looks * self.look_seconds
+        seconds = in_steps + forwards * self.forward_seconds
         return (self.start_seconds + seconds) / 3600
 
     def looks(self, config: RunConfig) -> int:
@@ -118,7 +117,8 @@ def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -
             return _timed(wait, clock, lambda: optimizer_step(training.state, [batch] * micro_batches, 1, look))
 
         step(1, watched=True)  # warms up
-        plain, one, two = step(1, watched=False), step(1, watched=True), step(2, watched=True)
+        shown = -(-min(config.calibration.look_pairs, config.train.batch_size) // size)  # micro-batches
+        plain, watched = step(1, watched=False), step(shown, watched=True)
         data, policy = training.data, training.state.policy
         room = budget(policy.model, policy.device) / (data.lengths @ (2, 1, 1)).mean()
         many = _typical(data.lengths, max(size, int(room)))
@@ -132,8 +132,7 @@ def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -
     peak = float(torch.cuda.max_memory_allocated(policy.device)) if on_gpu else _peak_bytes()
     return Measured(
         pair_seconds=plain / size,
-        watched_seconds=(two - one) / size,
-        look_seconds=2 * one - two,
+        look_seconds=max(watched - shown * plain, 0.0),
         forward_seconds=forward,
         start_seconds=started,
         pairs=pairs,

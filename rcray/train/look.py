@@ -5,6 +5,7 @@ with a backward of its own. Their product with the way the weights went since th
 moved; their products with the optimizer's memory and with both branches of the gradient are what calibration steers by.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,8 @@ from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.micro import Policy, ReadOff
 from rcray.train.parts import PlainPart
 from rcray.train.scaling import LossScaling
+
+Branches = tuple[Gradients, Gradients]  # the gradient's parts through the chosen and through the rejected answers
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,28 @@ class Asked:
     memory: Move
 
 
+@dataclass(frozen=True)
+class Joined:
+    """The gradient of pairs whose sides were walked apart, joined by the factor that a look led to."""
+
+    gradients: Gradients
+    look: Look
+    log_alpha: float
+    foreseen: Foreseen | None  # None: the optimizer's memory cannot be read
+    coordinates: Coordinates
+    partly: bool  # the step has other pairs beside these
+
+    def judged(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """What the look says of the update that their whole gradient makes; not read yet."""
+        foreseen = self.foreseen
+        if foreseen is None:
+            return []
+        if self.partly:
+            whole = self.coordinates.flat([p.grad for p in parameters if p.grad is not None])
+            foreseen = foreseen.completed(whole, self.log_alpha)
+        return [foreseen.judged(self.log_alpha)]
+
+
 class Looks:
     """Takes looks, and keeps what the last one saw."""
 
@@ -117,10 +142,10 @@ class Looks:
             look = self._take(look.fresh, look.before)
         return look
 
-    def ask(self, look: Look, branch_w: Gradients, branch_l: Gradients, log_alpha: float) -> Asked:
+    def ask(self, look: Look, branches: Branches, share: float, log_alpha: float) -> Asked:
         """What the coming update will do to the pairs of a look, read with the look itself: its one wait."""
         while True:
-            foreseen = self.foresee(look, branch_w, branch_l)
+            foreseen = self.foresee(look, branches, share)
             assert foreseen is not None  # refused in the configuration
             others = self._read(look, foreseen.responses(log_alpha), self.remembered(foreseen.preview))
             if others is not None:
@@ -147,7 +172,7 @@ class Looks:
 
     def _scores(self, fresh: Fresh) -> tuple[Tensor, Tensor, Tensor]:
         """Both mean scores on the coordinates that are read, and the likelihoods [2, pairs here] beside them."""
-        branches: tuple[Gradients, Gradients] = ([], [])
+        branches: Branches = ([], [])
         likelihoods = []
         for batch in fresh.batches:
             micro = self._forward(batch)
@@ -186,14 +211,23 @@ class Looks:
         sums = changes.sum(1, dtype=torch.float64)
         return (sums if self.reduce is None else self.reduce.sum(sums)) / pairs
 
-    def foresee(self, look: Look, branch_w: Gradients, branch_l: Gradients) -> Foreseen | None:
-        """The coming update as a function of alpha; None for an optimizer whose memory cannot be read."""
+    def foresee(self, look: Look, branches: Branches, share: float) -> Foreseen | None:
+        """The coming update as a function of alpha; None for an optimizer whose memory cannot be read.
+
+        `share`: that of the pairs of the step whose branches these are; they stand for the others.
+        """
         preview = self.preview()
         if preview is None:
             return None
-        flat = self.coordinates.flat
-        branches = flat(branch_w), flat(branch_l)
-        return Foreseen(look.score_w, look.score_l, *branches, preview, self.clip_norm, self.coordinates.total)
+        branch_w, branch_l = (self.coordinates.flat(branch).div_(share) for branch in branches)
+        return Foreseen(look.score_w, look.score_l, branch_w, branch_l, preview, self.clip_norm, self.coordinates.total)
+
+    def join(self, look: Look, branches: Branches, share: float, log_alpha: float, foreseen: Foreseen | None) -> Joined:
+        """Makes one gradient of two branches, in their place."""
+        up, down = math.exp(log_alpha), math.exp(-log_alpha)
+        gradients = [from_w.mul_(up).add_(from_l, alpha=down) for from_w, from_l in zip(*branches, strict=True)]
+        branches[1].clear()  # as large as the gradient itself
+        return Joined(gradients, look, log_alpha, foreseen, self.coordinates, partly=share < 1)
 
     def remembered(self, preview: AdamPreview | SgdPreview) -> Tensor:
         """[2] what the optimizer's memory alone will do to fresh pairs."""

@@ -40,13 +40,16 @@ class StepOutcome:
     lost: str = ""  # why no update was made, if none was
 
 
-def judge(look: Look, seen: Sequence[float], decisions: Sequence[Decision]) -> Judged:
-    """What a look says of the update that is made; `seen` as in `Foreseen.judged`, empty where nothing is foreseen."""
+def judge(look: Look, seen: Sequence[float], decisions: Sequence[Decision], shown: int) -> Judged:
+    """What a look says of the update that is made; `seen` as in `Foreseen.judged`, empty where nothing is foreseen.
+
+    `shown`: the windows whose branches it saw.
+    """
     if not seen or not math.isfinite(seen[0] + seen[1]):  # a gradient that overflowed
         return Judged(look)
     scaled = [d.calibration.calibrated for d in decisions]
-    weight_w = _mean([s.sign_w * math.exp(s.log_d_w) for s in scaled])
-    weight_l = _mean([s.sign_l * math.exp(s.log_d_l) for s in scaled])
+    weight_w = _mean([s.sign_w * math.exp(s.log_d_w) for s in scaled[:shown]])
+    weight_l = _mean([s.sign_l * math.exp(s.log_d_l) for s in scaled[:shown]])
     here = _mean([s.log_r for s in scaled])
     lower, upper = (here + 2 * edge for edge in seen[4:])
     return Judged(look, own_move(seen[2:4], weight_w, weight_l), Move(*seen[:2]), (lower, upper))

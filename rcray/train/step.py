@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,13 +25,13 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from rcray.calibration import Calibrator, Reduce, observe
-from rcray.calibration.scores import Gradients, Products, SideScores
-from rcray.calibration.update import AdamPreview, Drift, Foreseen, Move, SgdPreview, UpdateCalibrator
+from rcray.calibration.scores import Products, SideScores
+from rcray.calibration.update import AdamPreview, Drift, Move, SgdPreview, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.errors import DegenerateRunError
 from rcray.objectives.base import PairLogps, incentives
 from rcray.train.extra_gradients import ExtraGradients
-from rcray.train.look import Fresh, Look, Looks
+from rcray.train.look import Branches, Fresh, Joined, Look, Looks
 from rcray.train.micro import CutPart, Policy, ReadOff, Window, add_gradients, of_both_sides, record_of
 from rcray.train.parallel import Workers
 from rcray.train.parts import HeadPart, Scoring, WatchedPart
@@ -39,7 +40,6 @@ from rcray.train.record import Decision, StepOutcome, judge
 from rcray.train.scaling import OVERFLOW, LossScaling
 
 Micro = ReadOff | ExtraGradients
-Branches = tuple[Gradients, Gradients]  # the gradient's parts through the chosen and through the rejected answers
 
 
 @dataclass
@@ -100,30 +100,25 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     update, scoring, workers = state.update, state.scoring, state.workers
     update.optimizer.zero_grad(set_to_none=True)
     look = _take_look(state, fresh)
-    branches: Branches | None = ([], []) if look else None
-    log_alpha = 0.0 if look else _factor_between_looks(state)
-    windows = []
     checks_sketch = bool(scoring.check_sketch_every) and (step - 1) % scoring.check_sketch_every == 0
-    for part in [[b] for b in batches] if scoring.per_micro_batch else [list(batches)]:
-        window = Window(sum(len(batch.index) for batch in part) * workers.count, checks_sketch)
-        windows.append(window)
-        _backward(state, part, window, log_alpha, branches)
-
-    seen: list[Tensor] = []
-    gradients = [*branches[0], *branches[1]] if branches else [p.grad for p in update.parameters if p.grad is not None]
-    if update.scaling:
-        update.scaling.unscale(gradients)
-    if look and branches:
-        look, seen, log_alpha = _join_branches(state, look, branches)
-    elif workers.sum_gradients:
-        with record_function(PHASE + "workers"):
-            workers.sum_gradients(gradients)
+    parts = [[b] for b in batches] if scoring.per_micro_batch else [list(batches)]
+    windows = [Window(sum(len(b.index) for b in part) * workers.count, checks_sketch) for part in parts]
+    shown, share = _shown(windows, look)
+    branches: Branches = ([], [])
+    for part, window in zip(parts[:shown], windows, strict=False):
+        _backward(state, part, window, 0.0, branches)
+    joined = _join_branches(state, look, branches, share) if look else None
+    log_alpha = joined.log_alpha if joined else _factor_between_looks(state)
+    for part, window in zip(parts[shown:], windows[shown:], strict=True):
+        _backward(state, part, window, log_alpha, None)
+    _finish_gradients(state, joined)
+    seen = joined.judged(update.parameters) if joined else []
     with record_function(PHASE + "clip"):
         clipped = update.clip(update.parameters, update.clip_norm)
     guarding = state.guarding
     numbers = read_step(windows, clipped, step, state.decide, workers.reduce, seen)
     decisions, norm, sums = [window.decided for window in windows], numbers.norm, numbers.sums
-    judged = judge(look, numbers.seen, decisions) if look else None
+    judged = judge(joined.look, numbers.seen, decisions, shown) if joined else None
     sound = update.scaling is None or update.scaling.settle(norm)
     if sound and not math.isfinite(norm):
         pairs = [int(i) for batch in batches for i in batch.index]
@@ -175,27 +170,48 @@ def _factor_between_looks(state: StepState) -> float:
     return state.steer(state.calibrator, state.looks.memory(preview), preview)
 
 
-def _join_branches(state: StepState, look: Look, branches: Branches) -> tuple[Look, list[Tensor], float]:
-    """Makes the gradient of its two parts by what the look says of them; what it says of the update is not read yet."""
-    looks, calibrator = state.looks, state.calibrator
-    foreseen: Foreseen | None
+def _shown(windows: Sequence[Window], look: Look | None) -> tuple[int, float]:
+    """How many windows are walked with their sides apart for a look, and their share of the step's pairs.
+
+    The first ones, until there are as many pairs as the look has: more would judge it no better than it sees.
+    """
+    pairs = list(accumulate(window.pairs for window in windows))
+    wanted = min(look.pairs, pairs[-1]) if look else 0
+    shown = sum(before < wanted for before in [0, *pairs[:-1]])
+    return shown, pairs[shown - 1] / pairs[-1] if shown else 0.0
+
+
+def _join_branches(state: StepState, look: Look, branches: Branches, share: float) -> Joined:
+    """Decides by what a look says of the branches of so many pairs of the step, and makes one gradient of them."""
+    looks, rule = state.looks, state.calibrator
     assert looks is not None
     with record_function(PHASE + "look"):
-        if state.workers.sum_gradients:
-            for side in branches:
-                state.workers.sum_gradients(side)
-        if isinstance(calibrator, UpdateCalibrator):
-            asked = looks.ask(look, *branches, calibrator.log_alpha)
-            look, foreseen = asked.look, asked.foreseen
-            state.drift.add(look.pairs, look.drift)
-            calibrator.look(asked.foreseen, asked.response)
-            log_alpha = state.steer(calibrator, asked.memory, asked.foreseen.preview)
-        else:
-            foreseen, log_alpha = looks.foresee(look, *branches), 0.0
-        seen = [foreseen.judged(log_alpha)] if foreseen else []
-        for parameter, from_w, from_l in zip(state.update.parameters, *branches, strict=True):
-            parameter.grad = from_w.mul_(math.exp(log_alpha)).add_(from_l, alpha=math.exp(-log_alpha))
-    return look, seen, log_alpha
+        for side in branches:
+            _sum_over_workers(state, side)
+        if not isinstance(rule, UpdateCalibrator):
+            return looks.join(look, branches, share, 0.0, looks.foresee(look, branches, share))
+        asked = looks.ask(look, branches, share, rule.log_alpha)
+        state.drift.add(asked.look.pairs, asked.look.drift)
+        rule.look(asked.foreseen, asked.response)
+        log_alpha = state.steer(rule, asked.memory, asked.foreseen.preview)
+        return looks.join(asked.look, branches, share, log_alpha, asked.foreseen)
+
+
+def _finish_gradients(state: StepState, joined: Joined | None) -> None:
+    """Sums over the workers what was walked in one go, and adds what a look joined."""
+    parameters = state.update.parameters
+    _sum_over_workers(state, [p.grad for p in parameters if p.grad is not None])
+    if joined is not None:
+        for p, gradient in zip(parameters, joined.gradients, strict=True):
+            p.grad = gradient if p.grad is None else gradient.add_(p.grad)
+
+
+def _sum_over_workers(state: StepState, gradients: Sequence[Tensor]) -> None:
+    if state.update.scaling:
+        state.update.scaling.unscale(gradients)
+    if state.workers.sum_gradients:
+        with record_function(PHASE + "workers"):
+            state.workers.sum_gradients(gradients)
 
 
 def _backward(

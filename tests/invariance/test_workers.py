@@ -1,5 +1,7 @@
 """Two workers, with whole or with sharded models, make the step one process makes; checkpoints fit them all."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,6 +30,7 @@ from tests.math.test_one_backward import half, make_batch
 from tests.ray.heads import free_ports
 
 PAIRS = 4
+JUDGED = ("log_alpha", "predicted_dz_w", "next_dz_l", "batch_dz_w", "fresh_drift_w", "grad_norm")
 CASES = {"full": "tiny-neox", "lora": "tiny-mistral", "qlora": "tiny-neox"}
 
 
@@ -73,10 +76,15 @@ def steps(state, batch, count):
     return [row_of(optimizer_step(state, [batch], step + 1)) for step in range(count)]
 
 
-def looking_steps(state, batch, fresh):
+def looking_steps(state, batches, fresh):
     """A look at the first and at the third of four steps."""
     looks = {0: fresh, 2: fresh}
-    return [row_of(optimizer_step(state, [batch], step + 1, looks.get(step))) for step in range(4)]
+    return [row_of(optimizer_step(state, batches, step + 1, looks.get(step))) for step in range(4)]
+
+
+def looks_at(batch, pairs):
+    """A look at these pairs of this worker, of so many over all."""
+    return Fresh([batch], pairs, torch.full((2, len(batch.index)), -20.0, dtype=torch.float64))
 
 
 def kto_steps(directory, method, way):
@@ -127,8 +135,11 @@ def train(rank, directory, method, results):
         assert is_sharded(state.policy.model) == (way == "fsdp")
         state = build(directory, method, way, "update")
         batch = whole if way == "one" else mine
-        fresh = Fresh([batch], PAIRS, torch.full((2, len(batch.index)), -20.0, dtype=torch.float64))
-        rows[f"{way}, update"] = looking_steps(state, batch, fresh)
+        rows[f"{way}, update"] = looking_steps(state, [batch], looks_at(batch, PAIRS))
+        # Two micro-batches, of which a look at two pairs shows the first.
+        state = build(directory, method, way, "update")
+        parts = [half(whole, [0, 1]), half(whole, [2, 3])] if way == "one" else [half(mine, [0]), half(mine, [1])]
+        rows[f"{way}, partly"] = looking_steps(state, parts, looks_at(parts[0], 2))
         rows[f"{way}, kto"] = kto_steps(directory, method, way)
 
     # Two steps, a checkpoint, and the third step in a new model: as if nothing had happened, sharded or whole.
@@ -165,13 +176,15 @@ def test_whole_or_sharded_it_is_one_training(trained, method):
         for expected, got in zip(found["rows"]["one"], found["rows"][way], strict=True):
             for name in ("loss", "z_w", "rho", "log_s_w", "log_r", "log_alpha", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (way, name)
-        for expected, got in zip(found["rows"]["one, update"], found["rows"][f"{way}, update"], strict=True):
-            for name in ("log_alpha", "predicted_dz_w", "next_dz_l", "batch_dz_w", "fresh_drift_w", "grad_norm"):
+        for steps_of in ("update", "partly"):
+            rows = zip(found["rows"][f"one, {steps_of}"], found["rows"][f"{way}, {steps_of}"], strict=True)
+            for (expected, got), name in product(rows, JUDGED):
                 assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-3, nan_ok=True), (way, name)
         for expected, got in zip(found["rows"]["one, kto"], found["rows"][f"{way}, kto"], strict=True):
             for name in ("baseline", "loss", "d_w", "d_l", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), (way, name)
     assert any(row["log_alpha"] for row in found["rows"]["one, update"])
+    assert any(row["log_alpha"] for row in found["rows"]["one, partly"])
     assert any(row["baseline"] > 0.01 for row in found["rows"]["one, kto"])
     start = found["weights"]["one"]
     for way in ("ddp", "fsdp", "resumed fsdp", "resumed ddp"):

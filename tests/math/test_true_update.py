@@ -198,6 +198,21 @@ def test_the_batchs_own_move_weighs_pairs_by_their_incentives():
     assert own.l == pytest.approx(float(foreseen.branch_l / 0.5 @ update), rel=1e-9)
 
 
+@given(seed=st.integers(0, 10_000), at=st.floats(-1, 1), elsewhere=st.floats(-1, 1))
+def test_branches_of_some_pairs_leave_the_rest_of_the_gradient_as_it_was_made(seed, at, elsewhere):
+    parameter, optimizer, preview = trained("adam", 3)
+    foreseen = foreseen_from(preview(optimizer, parameter), seed)
+    made = torch.randn(SIZE, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    whole = foreseen.completed(made, at)
+    torch.testing.assert_close(whole.gradient(at)[0], made)
+    torch.testing.assert_close(whole.gradient(torch.tensor(at, dtype=torch.float64))[0], made)
+    by_branches = foreseen.gradient(elsewhere)[0] - foreseen.gradient(at)[0]
+    torch.testing.assert_close(whole.gradient(elsewhere)[0], made + by_branches)
+    # A gradient that the branches explain is foreseen as if they were those of all pairs.
+    explained = foreseen.completed(foreseen.gradient(at)[0], at)
+    torch.testing.assert_close(explained.judged(at), foreseen.judged(at), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_response_is_the_moves_slope_in_each_branch(name):
     """Held where clipping and Adam's scaling are those of this factor, the move is linear in both branches."""

@@ -3,10 +3,17 @@
 from itertools import pairwise
 
 import pytest
+import torch
 
-from rcray.calibration.update import seen_by
+from benchmarks.steps import Setting, Size
+from rcray.calibration import Calibrator
+from rcray.calibration.update import UpdateCalibrator, seen_by
+from rcray.data.batch import collate
 from rcray.train.launch import launch
-from rcray.train.look import Looks
+from rcray.train.look import Fresh, Looks
+from rcray.train.micro import ReadOff
+from rcray.train.record import row_of
+from rcray.train.step import optimizer_step
 from tests.small_runs import small_config
 
 
@@ -42,3 +49,63 @@ def test_the_memory_of_an_optimizer_is_seen_by_the_last_look(watched):
     assert looks.memory(preview) == expected
     looks.last = {}
     assert looks.memory(preview) is None
+
+
+KINDS = {"none": None, "published": Calibrator, "update": UpdateCalibrator}
+JUDGED = ("log_alpha", "grad_norm", "next_dz_w", "next_dz_l", "batch_dz_w", "batch_dz_l")
+JUDGED += ("true_band_lower", "true_band_upper")
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def setting(request):
+    """Eight pairs in micro-batches of two, packed; in float64."""
+    small = Size(vocabulary=97, hidden=32, layers=2, heads=2)
+    made = Setting.of(request.param, small, pairs=8, prompt=6, answer=4, sharing="on", micro=2)
+    made.base.double()
+    return made
+
+
+def looking(setting, kind, batches, look_pairs, monkeypatch):
+    """Two steps with a look each: their rows, and which micro-batches were walked with their sides apart."""
+    state = setting.state(calibrated=False)
+    state.calibrator = KINDS[kind] and KINDS[kind]()
+    state.looks = Looks(state.policy, state.update.optimizer, state.update.clip_norm)
+    fresh = Fresh(
+        [collate(setting.encoded, [6, 7])] * (look_pairs // 2), look_pairs, torch.zeros(2, look_pairs).double()
+    )
+    walked, forward = [], ReadOff.__init__
+
+    def watched(micro, policy, batch, make_part, *, apart):
+        if policy is state.policy:  # not the look's own
+            walked.append(apart)
+        forward(micro, policy, batch, make_part, apart=apart)
+
+    monkeypatch.setattr(ReadOff, "__init__", watched)
+    rows = [row_of(optimizer_step(state, batches, step, fresh)) for step in (1, 2)]
+    monkeypatch.setattr(ReadOff, "__init__", forward)
+    return rows, walked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_look_walks_as_many_pairs_of_the_step_apart_as_it_has(setting, kind, monkeypatch):
+    """Of pairs that are all alike, some show what all would: factor, band and moves are the same."""
+    alike = [setting.batches[0]] * 4
+    some, apart = looking(setting, kind, alike, 2, monkeypatch)
+    assert apart == [True, False, False, False] * 2
+    everyone, apart = looking(setting, kind, alike, 8, monkeypatch)
+    assert apart == [True] * 8
+    for few, many in zip(some, everyone, strict=True):
+        assert [few[name] for name in JUDGED] == pytest.approx([many[name] for name in JUDGED], rel=1e-5, abs=1e-7)
+
+
+def test_what_a_look_walks_apart_is_the_gradient_of_the_step(setting, monkeypatch):
+    """Without calibration a step with a look is the step without one, however many of its pairs are shown."""
+    different = setting.batches
+    plain = setting.state(calibrated=False)
+    expected = [row_of(optimizer_step(plain, different, step)) for step in (1, 2)]
+    for look_pairs in (2, 4, 8):
+        rows, apart = looking(setting, "none", different, look_pairs, monkeypatch)
+        assert sum(apart) == look_pairs  # a micro-batch has two pairs, and there are two steps
+        for one, other in zip(rows, expected, strict=True):
+            for name in ("loss", "grad_norm", "rho", "log_r"):
+                assert one[name] == pytest.approx(other[name], rel=1e-6), (look_pairs, name)
