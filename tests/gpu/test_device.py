@@ -121,6 +121,38 @@ def test_there_is_one_compute_precision(settings, compute, autocast):
     assert (precision.compute, precision.autocast) == (compute, autocast)
 
 
+GPU = {"execution": {"gpus_per_worker": 1}}
+CARD = torch.device("cuda", 0)
+
+
+def test_what_is_left_open_is_decided_by_the_card_and_holds_after_training(monkeypatch, caplog):
+    """Bfloat16 where the card has it, float32 with a warning where not; an evaluation follows the run's record."""
+    native = [True]
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native[0])
+    config = small_config(**GPU)
+    assert Precision.of(config, CARD) == Precision(torch.bfloat16, "cuda", autocast=True)
+    assert Precision.of(small_config(), CARD) == Precision(torch.float32, "cuda"), "trained on a CPU, evaluated here"
+    assert "emulation" not in caplog.text
+    native[0] = False
+    assert Precision.of(config, CARD) == Precision(torch.float32, "cuda")
+    assert "bfloat16 by emulation only: float32 is used" in caplog.text
+    for precision in ("float32", "bfloat16"):
+        trained = Device("L40S", precision, "sdpa")
+        for given in (config, small_config()):  # evaluated by a command that was not told of the GPU
+            assert Precision.of(given, CPU, trained).compute == getattr(torch, precision)
+    with pytest.raises(ConfigError, match=r"train\.precision: 'bfloat16', and this cuda has no bfloat16"):
+        Precision.of(small_config(**GPU, train={"precision": "bfloat16"}), CARD)
+    with pytest.raises(ConfigError, match=r"model\.dtype: 'bfloat16', and this cuda has no bfloat16"):
+        Precision.of(small_config(**GPU, model=QLORA), CARD)
+
+
+def test_the_reference_is_kept_apart_by_it():
+    names = {
+        Precision(d, tf32=t).name for d, t in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, False))
+    }
+    assert len(names) == 3
+
+
 def test_tolerances_follow_from_it():
     tokens = torch.tensor([1.0, 100.0, 1000.0])
     exact, half = (Precision(dtype).tolerance(tokens) for dtype in (torch.float32, torch.bfloat16))
