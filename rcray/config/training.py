@@ -69,8 +69,10 @@ class ExecutionConfig(Section):
     prompt_sharing: Literal["auto", "on", "off"] = Field(
         "auto", description="compute the prompt of a pair once for both answers; auto: where it spares enough"
     )
-    attention: Literal["sdpa", "flex"] = Field(
-        "sdpa", description="attention's kernel; flex (GPU) skips what packed rows do not read instead of masking it"
+    attention: Literal["auto", "sdpa", "flex"] = Field(
+        "auto",
+        description="of packed rows; flex (GPU) skips what they do not read, sdpa masks it; auto: flex on a GPU where "
+        "a trial agrees with sdpa",
     )
     liger: bool = Field(
         False, description="Liger's kernels for norms, rotary positions and SwiGLU (GPU, package liger-kernel)"

@@ -97,6 +97,11 @@ class Precision:
         relative, absolute = (max(_PER_TOKEN, n * self.rounding) for n in (_ROUNDINGS, 2 * _ROUNDINGS))
         return torch.allclose(one.float(), two.float(), rtol=relative, atol=absolute)
 
+    def same(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two ways to compute a tensor give the same as a whole: the error's norm against the norm."""
+        off, size = (one.double() - two.double()).norm(), two.double().norm()
+        return bool(off <= max(_PER_TOKEN, _ROUNDINGS * self.rounding) * size)
+
     def set_up(self) -> None:
         """Switches the process to TF32 for float32 products, or off it."""
         if self.device != "cpu":

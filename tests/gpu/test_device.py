@@ -13,6 +13,7 @@ from rcray.data.encoded import EncodedPair
 from rcray.data.layout import worth_packing
 from rcray.errors import ConfigError
 from rcray.models import cards, head
+from rcray.models.attention import set_flex_attention
 from rcray.models.capabilities import capabilities_of, use_liger, use_precision
 from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
@@ -95,6 +96,8 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     run.write_status(RunStatus("a", device=record))
     assert run.read_status().device == Device("L40S", "bfloat16", record.attention, 7_000_000_000)
     assert cards.device_record(model, CPU) is None
+    set_flex_attention(model)
+    assert cards.device_record(model, card).attention == "sdpa: plain rows by flash, packed rows by FlexAttention"
 
 
 def test_torch_names_the_kernel_it_would_take():
