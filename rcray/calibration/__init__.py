@@ -19,16 +19,20 @@ from rcray.calibration.band import (
     Scores,
     Statistics,
     band,
-    mean_incentives,
-    normalised_gradient,
     observe,
     statistics,
-    summarise,
 )
 from rcray.calibration.pathway import pathway_of, predicted_pathway, rates
 from rcray.calibration.scores import Reduce, plain_scores, score_parameters
 from rcray.calibration.steering import Steered, UpdateSteering
-from rcray.calibration.wrap import Calibrated, calibrate, scale_gradient
+from rcray.calibration.wrap import (
+    Calibrated,
+    calibrate,
+    mean_incentives,
+    normalised_gradient,
+    scale_gradient,
+    summarise,
+)
 from rcray.objectives.base import Incentives, incentives
 
 __all__ = [

@@ -11,7 +11,9 @@ Legend
   clip        the calibrated ratio is kept inside the band of the current batch (appendix, "Dynamic Clipping")
 
 With rho <= 0 the two updates do not fight: every positive ratio gives pathway (iii) and the band is unbounded.
-Decisions are on floats in the log domain: exp() of a sum of log-ratios overflows, its logarithm does not.
+Decisions are in the log domain: exp() of a sum of log-ratios overflows, its logarithm does not. On a CPU they are made
+on floats; on a GPU on 0-dim float64 tensors in their place, since reading those would wait for the device. There is no
+branching on a tensor, so a formula computes all its cases and chooses.
 
 alpha is held within exp(+-MAX_LOG_ALPHA): where only one side of a loss is saturated the ratio may be e^10000, and no
 float holds its root. `clipped` marks both kinds of holding back. The appendix centres the clip on EMA[log r*] while
@@ -21,18 +23,22 @@ promising the band of the current batch; here the band of the current batch is u
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce as fold
+from operator import or_
 
 import torch
 from torch import Tensor
 
 from rcray.calibration.scores import Gradients, Reduce
 from rcray.config.calibration import EMA_BETA
-from rcray.objectives.base import Incentives
+from rcray.objectives.base import Incentives, Number, choose, exp, larger, log, log1p, smaller, sqrt
 
 EDGE_ROUNDING = 1e-9  # nats: a ratio this close to an edge lies on it
 #: Bound of |log alpha|: alpha and 1/alpha stay below 3e17, so that a float32 or bfloat16 gradient times either holds.
 MAX_LOG_ALPHA = 40.0
 
+#: Why a batch has no ratio to balance; the first that holds is said.
+PROBLEMS = ("non_finite", "both_inactive", "inactive_loser", "inactive_winner", "zero_score", "opposite_signs")
 _SMOOTHED = ("log_d_w", "log_d_l", "log_s_w", "log_s_l")
 
 
@@ -75,36 +81,39 @@ class Statistics:
         """Both incentives negative (IPO past its target): the update runs backwards."""
         return self.sign_w < 0 and self.sign_l < 0
 
+    def problem_code(self) -> Number:
+        """0 where there is a ratio to balance, else the place in PROBLEMS, counted from 1."""
+        values = (self.log_d_w, self.log_d_l, self.log_s_w, self.log_s_l)
+        conditions = (
+            fold(or_, ((v != v) | (v == math.inf) for v in values)),
+            (self.sign_w == 0) & (self.sign_l == 0),
+            self.sign_l == 0,
+            self.sign_w == 0,
+            (self.log_s_w == -math.inf) | (self.log_s_l == -math.inf) | (self.rho != self.rho),
+            self.sign_w != self.sign_l,
+        )
+        code: Number = 0
+        for place in range(len(PROBLEMS), 0, -1):
+            code = choose(conditions[place - 1], place, code)
+        return code
+
     def problem(self) -> str | None:
         """Why there is no ratio to balance, or None if there is one."""
-        values = (self.log_d_w, self.log_d_l, self.log_s_w, self.log_s_l)
-        if any(math.isnan(v) or v == math.inf for v in values):
-            return "non_finite"
-        if self.sign_w == 0 and self.sign_l == 0:
-            return "both_inactive"
-        if self.sign_l == 0:
-            return "inactive_loser"
-        if self.sign_w == 0:
-            return "inactive_winner"
-        if self.log_s_w == -math.inf or self.log_s_l == -math.inf or math.isnan(self.rho):
-            return "zero_score"
-        if self.sign_w != self.sign_l:
-            return "opposite_signs"
-        return None
+        return problem_named(self.problem_code())
 
     def scaled(self, log_alpha: float) -> "Statistics":
         """The statistics after calibration: d_w times alpha, d_l over alpha."""
         return replace(self, log_d_w=self.log_d_w + log_alpha, log_d_l=self.log_d_l - log_alpha)
 
 
+def problem_named(code: float) -> str | None:
+    """The name of a problem by its code, once that is read."""
+    return PROBLEMS[int(code) - 1] if int(code) else None
+
+
 def statistics(d_w: LogMean, d_l: LogMean, scores: Scores) -> Statistics:
     """Joins incentives and scores of one batch."""
     return Statistics(d_w.log_abs, d_l.log_abs, d_w.sign, d_l.sign, scores.log_s_w, scores.log_s_l, scores.rho)
-
-
-def mean_incentives(incentives: Incentives, reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
-    """Mean d_w and d_l over the pairs of a batch and of all workers, in the log domain."""
-    return means_of(incentive_sums([incentives], reduce).tolist())
 
 
 def incentive_sums(parts: Sequence[Incentives], reduce: Reduce | None = None) -> Tensor:
@@ -135,25 +144,19 @@ def _log_sums(log_abs: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 def _signed_mean(positive: Sequence[float], negative: Sequence[float], count: float) -> LogMean:
     plus, minus = _logsumexp(positive), _logsumexp(negative)
-    if math.isnan(plus) or math.isnan(minus) or math.inf in (plus, minus):
-        return LogMean(math.nan, 0)
-    if plus == minus:  # both -inf (inactive), or an exact cancellation
-        return LogMean(-math.inf, 0)
-    high, low = max(plus, minus), min(plus, minus)
-    log_abs = high + (math.log1p(-math.exp(low - high)) if low > -math.inf else 0.0)
-    return LogMean(log_abs - math.log(count), 1 if plus > minus else -1)
+    broken = (plus != plus) | (minus != minus) | (plus == math.inf) | (minus == math.inf)
+    nothing = plus == minus  # both -inf (inactive), or an exact cancellation
+    high, low = larger(plus, minus), smaller(plus, minus)
+    log_abs = high + log1p(-exp(low - high)) - log(count)
+    sign = choose(plus > minus, 1, -1)
+    return LogMean(
+        choose(broken, math.nan, choose(nothing, -math.inf, log_abs)), choose(broken, 0, choose(nothing, 0, sign))
+    )
 
 
-def _logsumexp(values: Sequence[float]) -> float:
-    top = max(values)
-    if any(math.isnan(v) for v in values):
-        return math.nan
-    return top if math.isinf(top) else top + math.log(sum(math.exp(v - top) for v in values))
-
-
-def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = None, *, pairs: int) -> Scores:
-    """Norms and cosine of the mean scores over `pairs` pairs of all workers."""
-    return from_products(score_products(grads_w, grads_l, reduce).tolist(), pairs)
+def _logsumexp(values: Sequence[float]) -> Number:
+    top = fold(larger, values)
+    return choose((top == math.inf) | (top == -math.inf), top, top + log(sum(exp(v - top) for v in values)))
 
 
 def score_products(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = None) -> Tensor:
@@ -173,14 +176,15 @@ def score_products(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None
 def from_products(products: Sequence[float], pairs: int) -> Scores:
     """Norms and cosine of the means over `pairs` pairs."""
     ww, ll, wl = products
-    if not all(map(math.isfinite, (ww, ll, wl))):
-        return Scores(math.nan, math.nan, math.nan)
-    rho = max(-1.0, min(1.0, wl / math.sqrt(ww) / math.sqrt(ll))) if ww and ll else math.nan
-    return Scores(_half_log(ww) - math.log(pairs), _half_log(ll) - math.log(pairs), rho)
+    finite = (abs(ww) < math.inf) & (abs(ll) < math.inf) & (abs(wl) < math.inf)
+    root_w, root_l = (sqrt(choose(square > 0, square, 1.0)) for square in (ww, ll))
+    rho = choose((ww > 0) & (ll > 0), larger(-1.0, smaller(1.0, wl / root_w / root_l)), math.nan)
+    values = (_half_log(ww) - math.log(pairs), _half_log(ll) - math.log(pairs), rho)
+    return Scores(*(choose(finite, value, math.nan) for value in values))
 
 
-def _half_log(square: float) -> float:
-    return 0.5 * math.log(square) if square > 0 else -math.inf
+def _half_log(square: float) -> Number:
+    return choose(square > 0, 0.5 * log(square), -math.inf)
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,8 @@ class Band:
 
     def clip(self, log_r: float) -> float:
         """The nearest log ratio inside the band."""
-        return min(max(log_r, self.lower), self.upper)
+        nearest: float = smaller(larger(log_r, self.lower), self.upper)
+        return nearest
 
 
 def band(stats: Statistics) -> Band:
@@ -216,11 +221,21 @@ def band(stats: Statistics) -> Band:
     return Band(stats.log_s_l - stats.log_s_w, half_width(stats.rho))
 
 
-def half_width(rho: float) -> float:
+def half_width(rho: Number) -> Number:
     """-log rho: half the band's width; unbounded for rho <= 0, and never below 0 for rounding past 1."""
-    if math.isnan(rho):
-        return math.nan
-    return math.inf if rho <= 0 else max(0.0, -math.log(rho))
+    return choose(rho != rho, math.nan, choose(rho <= 0, math.inf, larger(0.0, -log(rho))))
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What the averages say of one batch: numbers, which may still be on a device."""
+
+    log_alpha: float
+    problem: float  # as in `Statistics.problem_code`
+    clipped: float  # whether it was held back
+
+
+FACTOR_NUMBERS = 3
 
 
 @dataclass(frozen=True)
@@ -255,54 +270,60 @@ class Calibration:
         return None if math.isnan(self.slack) else self.slack >= -EDGE_ROUNDING
 
 
+def calibration_of(stats: Statistics, factor: Factor) -> Calibration:
+    """What was decided for a batch, once it is read."""
+    skipped = problem_named(factor.problem)
+    return Calibration(factor.log_alpha, stats, band(stats), skipped, bool(factor.clipped))
+
+
 def observe(stats: Statistics) -> Calibration:
     """Diagnostics without calibration: alpha = 1."""
     return Calibration(0.0, stats, band(stats), stats.problem())
 
 
 class Calibrator:
-    """The log-EMAs and the factor they give. The only state is four floats."""
+    """The log-EMAs and the factor they give. The only state is four numbers, NaN before the first batch."""
 
     def __init__(self, ema_beta: float = EMA_BETA, *, clip: bool = True):
         self.ema_beta = ema_beta
         self.clip = clip
-        self.ema: dict[str, float] | None = None
+        self._averages: dict[str, Number] = dict.fromkeys(_SMOOTHED, math.nan)
 
     def update(self, stats: Statistics) -> Calibration:
         """Takes in one batch and returns its factor; a batch without a ratio to balance is left alone.
 
         Such a batch (an inactive hinge, a zero score, a non-finite value) does not enter the averages either.
         """
-        here = band(stats)
-        if problem := stats.problem():
-            return Calibration(0.0, stats, here, skipped=problem)
-        current = {name: getattr(stats, name) for name in _SMOOTHED}
-        if self.ema is None:
-            self.ema = current
-        else:
-            beta = self.ema_beta
-            self.ema = {name: beta * self.ema[name] + (1 - beta) * current[name] for name in _SMOOTHED}
-        log_r = self.ema["log_d_w"] - self.ema["log_d_l"]
-        log_r_star = self.ema["log_s_l"] - self.ema["log_s_w"]
-        target = stats.log_r + (log_r_star - log_r)
+        return calibration_of(stats, self.factor(stats))
+
+    def factor(self, stats: Statistics) -> Factor:
+        """The same; statistics on a device give a factor there, and nothing is waited for."""
+        here, problem, beta = band(stats), stats.problem_code(), self.ema_beta
+        usable = problem == 0
+        for name, before in self._averages.items():
+            now = getattr(stats, name)
+            after = choose(before != before, now, beta * before + (1 - beta) * now)
+            self._averages[name] = choose(usable, after, before)
+        log_d_w, log_d_l, log_s_w, log_s_l = self._averages.values()
+        target = stats.log_r + ((log_s_l - log_s_w) - (log_d_w - log_d_l))
         inside = here.clip(target) if self.clip else target
         wanted = (inside - stats.log_r) / 2
-        log_alpha = min(max(wanted, -MAX_LOG_ALPHA), MAX_LOG_ALPHA)
-        return Calibration(log_alpha, stats, here, clipped=inside != target or log_alpha != wanted)
+        log_alpha = smaller(larger(wanted, -MAX_LOG_ALPHA), MAX_LOG_ALPHA)
+        held_back = (inside != target) | (log_alpha != wanted)
+        return Factor(choose(usable, log_alpha, 0.0), problem, choose(usable, held_back, False))
+
+    @property
+    def ema(self) -> dict[str, float] | None:
+        """The averages, read off the device; None before the first batch."""
+        numbers = list(self._averages.values())
+        if any(isinstance(number, Tensor) for number in numbers):
+            numbers = torch.stack(numbers).tolist()
+        return None if math.isnan(numbers[0]) else dict(zip(_SMOOTHED, numbers, strict=True))
 
     def state_dict(self) -> dict[str, float] | None:
         """The averages, exact in JSON; None before the first batch."""
-        return None if self.ema is None else dict(self.ema)
+        return self.ema
 
     def load_state_dict(self, state: dict[str, float] | None) -> None:
         """Restores what `state_dict` gave."""
-        self.ema = None if state is None else {name: float(state[name]) for name in _SMOOTHED}
-
-
-def normalised_gradient() -> Calibrator:
-    """Pairwise normalised gradients (Yuan et al. 2024, arXiv:2410.13828): s_w/|s_w| - s_l/|s_l|, whatever d_w and d_l.
-
-    Each window's ratio becomes its own r*: calibration without memory, and nothing to clip. The length of the step is
-    left as it was, (d_w |s_w| d_l |s_l|)^(1/2) of the window, so that learning rates keep their meaning.
-    """
-    return Calibrator(ema_beta=0.0, clip=False)
+        self._averages = {name: math.nan if state is None else float(state[name]) for name in _SMOOTHED}

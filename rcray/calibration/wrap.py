@@ -7,12 +7,23 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 from torch import Tensor
 
-from rcray.calibration.band import Calibration, Calibrator, mean_incentives, observe, statistics, summarise
-from rcray.calibration.scores import Reduce, plain_scores
+from rcray.calibration.band import (
+    Calibration,
+    Calibrator,
+    LogMean,
+    Scores,
+    from_products,
+    incentive_sums,
+    means_of,
+    observe,
+    score_products,
+    statistics,
+)
+from rcray.calibration.scores import Gradients, Reduce, plain_scores
 from rcray.calibration.steering import Steered, UpdateSteering
 from rcray.errors import ConfigError
 from rcray.objectives import Objective, PairLogps
-from rcray.objectives.base import PairLoss, incentives
+from rcray.objectives.base import Incentives, PairLoss, incentives
 
 Report = TypeVar("Report", Calibration, Steered)
 
@@ -91,6 +102,16 @@ def calibrate(
     return Calibrated(_scaled(loss, pairs, report.alpha), report)
 
 
+def mean_incentives(incentives: Incentives, reduce: Reduce | None = None) -> tuple[LogMean, LogMean]:
+    """Mean d_w and d_l over the pairs of a batch and of all workers, in the log domain."""
+    return means_of(incentive_sums([incentives], reduce).tolist())
+
+
+def summarise(grads_w: Gradients, grads_l: Gradients, reduce: Reduce | None = None, *, pairs: int) -> Scores:
+    """Norms and cosine of the mean scores over `pairs` pairs of all workers."""
+    return from_products(score_products(grads_w, grads_l, reduce).tolist(), pairs)
+
+
 def _scaled(loss: Objective | PairLoss, pairs: PairLogps, alpha: float) -> Tensor:
     scaled_w, scaled_l = scale_gradient(pairs.z_w, alpha), scale_gradient(pairs.z_l, 1 / alpha)
     return loss.loss(pairs.with_z(scaled_w, scaled_l)) if isinstance(loss, Objective) else loss(scaled_w, scaled_l)
@@ -121,3 +142,12 @@ class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0] * ctx.factor, None
+
+
+def normalised_gradient() -> Calibrator:
+    """Pairwise normalised gradients (Yuan et al. 2024, arXiv:2410.13828): s_w/|s_w| - s_l/|s_l|, whatever d_w and d_l.
+
+    Each window's ratio becomes its own r*: calibration without memory, and nothing to clip. The length of the step is
+    left as it was, (d_w |s_w| d_l |s_l|)^(1/2) of the window, so that learning rates keep their meaning.
+    """
+    return Calibrator(ema_beta=0.0, clip=False)

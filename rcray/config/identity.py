@@ -19,7 +19,7 @@ SEMANTICS_VERSION = 1
 _LATER_FIELDS: dict[str, dict[str, Any]] = {
     "objective": {"rc_max_incentive": None},
     "calibration": {"record_full": False, "kind": "published", "guard": None},
-    "train": {"optimizer": "adamw", "precision": "weights", "micro_batch_tokens": None, "momentum": 0.0},
+    "train": {"optimizer": "adamw", "precision": "auto", "micro_batch_tokens": None, "momentum": 0.0},
 }
 
 #: Fields that a kind of calibration does not read; looks only watch a run that is not steered by them.

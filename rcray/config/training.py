@@ -1,8 +1,8 @@
 """The sections for the optimisation, and for how a run is carried out."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rcray.config.objectives import NonNegative, Positive
 from rcray.config.section import Section
@@ -29,14 +29,21 @@ class TrainConfig(Section):
         "memory when a GPU is full; sgd is plain",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
-    precision: Literal["weights", "bfloat16", "float16", "tf32"] = Field(
-        "weights",
-        description="of the products: that of the weights, autocast over float32 weights, or TF32 (GPU) for float32",
+    precision: Literal["auto", "float32", "bfloat16", "float16", "tf32"] = Field(
+        "auto",
+        description="of the products; auto: that of the weights, but float32 ones on a GPU are multiplied in bfloat16 "
+        "(autocast); tf32 (GPU): float32, less exact",
     )
     schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate after its warm-up")
     warmup_steps: int = Field(0, ge=0, description="over which the learning rate rises from nothing")
     probe_every: int = Field(10, ge=1, description="steps between two looks at the fixed probe set")
     probe_pairs: int = Field(32, ge=1, description="held-out pairs in the probe set")
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _older_name(cls, precision: Any) -> Any:
+        """Runs made before there was a choice by device say `weights`; they keep their identity."""
+        return "auto" if precision == "weights" else precision
 
     @model_validator(mode="after")
     def _micro_batches_fill_the_batch(self) -> "TrainConfig":
@@ -62,8 +69,10 @@ class ExecutionConfig(Section):
     prompt_sharing: Literal["auto", "on", "off"] = Field(
         "auto", description="compute the prompt of a pair once for both answers; auto: where it spares enough"
     )
-    attention: Literal["sdpa", "flex"] = Field(
-        "sdpa", description="attention's kernel; flex (GPU) skips what packed rows do not read instead of masking it"
+    attention: Literal["auto", "sdpa", "flex"] = Field(
+        "auto",
+        description="of packed rows; flex (GPU) skips what they do not read, sdpa masks it; auto: flex on a GPU where "
+        "a trial agrees with sdpa",
     )
     liger: bool = Field(
         False, description="Liger's kernels for norms, rotary positions and SwiGLU (GPU, package liger-kernel)"

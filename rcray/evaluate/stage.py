@@ -268,7 +268,7 @@ class Subject:
         from rcray.models.capabilities import use_precision
         from rcray.models.precision import Precision
 
-        use_precision(loaded.model, Precision.of(self.config, self.device))
+        use_precision(loaded.model, Precision.of(self.config, self.device, self.run.read_status().device))
         return loaded
 
     def _samples(self) -> list[MetricRow]:

@@ -144,24 +144,9 @@ def last_mlp(model: Any) -> nn.Module | None:
     return mlp
 
 
-def use_flex_attention(model: Any, device: torch.device) -> None:
-    """Attention by FlexAttention, which skips what packed rows must not read; torch has its backward on GPUs.
-
-    Raises:
-        ConfigError: no GPU, or a model that cannot.
-    """
-    if device.type != "cuda":
-        raise ConfigError(
-            f"execution.attention: 'flex' cannot be trained on {device.type}: torch has no backward for it there",
-            fix="use sdpa",
-        )
-    try:
-        model.set_attn_implementation(FLEX)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(
-            f"execution.attention: 'flex' does not fit {type(model).__name__}: {error}", fix="use sdpa"
-        ) from None
-    known = _KNOWN.pop(model, None)  # what was tried with another kernel is tried again
+def try_again(model: Any) -> None:
+    """Forgets what was tried, with another kernel; the precision stays."""
+    known = _KNOWN.pop(model, None)
     if known is not None:
         capabilities_of(model).precision = known.precision
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rcray.models.capabilities import capabilities_of
-from rcray.models.forward import attention_of
+from rcray.models.forward import FLEX, attention_of
 from rcray.records.status import Device
 
 GIB = 2**30
@@ -45,9 +45,10 @@ def device_record(model: Any, device: torch.device) -> Device | None:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     by = attention_of(model) or "eager"
-    if by == "sdpa":
+    if by in ("sdpa", FLEX):
         kernels = attention_kernels(device, precision.compute, heads, width)
-        by = f"sdpa: plain rows by {kernels['plain']}, packed rows by {kernels['packed']}"
+        rows = kernels["packed"] if by == "sdpa" else "FlexAttention"
+        by = f"sdpa: plain rows by {kernels['plain']}, packed rows by {rows}"
     peak = torch.cuda.max_memory_allocated(device)
     return Device(torch.cuda.get_device_name(device), precision.name.removeprefix("torch."), by, peak)
 

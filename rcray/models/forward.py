@@ -21,7 +21,8 @@ from rcray.data.layout import Layout
 from rcray.models.blocks import AdapterBlock
 from rcray.models.head import HeadPass, OnLogits, OnResiduals, head_pass
 
-FLEX = "flex_attention"  # as transformers calls it
+#: FlexAttention for packed rows, see attention.py; by the second part of the name transformers asks if a model can.
+FLEX = "packed_flex_attention"
 #: Leaving prompts out of a layer is worth it from this share of a row on: picking and putting back is not free.
 WORTH_LEAVING_OUT = 0.1
 
@@ -91,14 +92,13 @@ def unfolding(model: Any, block: nn.Module, layout: Layout) -> Iterator[None]:
     """Within it, `block`, the last one, sees the two plain rows of each packed pair: its gradients part by side.
 
     Everything that lies along the row (positions, rotary angles) is unfolded with the hidden states; plain rows need
-    no mask, except for FlexAttention, to which none means that all read all.
+    no mask.
     """
     if not layout.packed:
         yield
         return
     assert layout.unpacked is not None
     pairs, width, columns = layout.pairs, layout.ids.shape[1], layout.unpacked
-    mask = layout.plain_rows.block_mask() if attention_of(model) == FLEX else None
     row = torch.arange(pairs, device=columns.device).repeat(2)[:, None]
     place = (row * width + columns).flatten()
 
@@ -111,7 +111,7 @@ def unfolding(model: Any, block: nn.Module, layout: Layout) -> Iterator[None]:
         return flat.index_select(0, place).view(*columns.shape, *value.shape[2:])
 
     def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        kwargs = {name: mask if name == "attention_mask" else unfold(value) for name, value in kwargs.items()}
+        kwargs = {name: None if name == "attention_mask" else unfold(value) for name, value in kwargs.items()}
         return tuple(unfold(value) for value in args), kwargs
 
     handle = block.register_forward_pre_hook(before, with_kwargs=True, prepend=True)

@@ -4,6 +4,7 @@ Training, the reference and the key of its cache, probes, evaluation and every s
 may be stored otherwise: 4-bit, or float32 under autocast.
 """
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ import torch
 
 from rcray.config import RunConfig
 from rcray.errors import ConfigError
+from rcray.records.status import Device
+
+log = logging.getLogger(__name__)
 
 #: Nats by which a summed log-likelihood may differ between two ways to compute it, however precise.
 FLOOR = 1e-2
@@ -30,20 +34,22 @@ class Precision:
     tf32: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig, device: torch.device) -> "Precision":
-        """That of a run; refused where the device has no such arithmetic."""
-        name = config.compute_dtype
+    def of(cls, config: RunConfig, device: torch.device, trained: Device | None = None) -> "Precision":
+        """That of a run; refused where the device has no such arithmetic.
+
+        `trained`: the record of the GPU it was trained on, where that is past: what was decided there holds.
+        """
+        name: str = config.compute_dtype
         asked = config.train.precision
-        if name == "bfloat16" and not _has_bfloat16(device, asked=asked == "bfloat16"):
-            field = "train.precision" if asked == "bfloat16" else "model.dtype"
-            raise ConfigError(
-                f"{field}: 'bfloat16', and this {device.type} has no bfloat16 arithmetic",
-                fix="use train.precision: weights"
-                if asked == "bfloat16"
-                else "use model.dtype: float16 with its loss scaling, or float32",
-            )
+        if config.precision_is_open and trained is not None:
+            name = trained.precision
+        elif name == "bfloat16" and not _has_bfloat16(device, asked=asked == "bfloat16"):
+            if not config.precision_is_open:
+                raise _no_bfloat16(device, "train.precision" if asked == "bfloat16" else "model.dtype")
+            log.warning("this card computes bfloat16 by emulation only: float32 is used (train.precision: auto)")
+            name = "float32"
         if asked == "tf32" and device.type == "cpu":
-            raise ConfigError("train.precision: 'tf32' is a GPU's, and this run is on the CPU", fix="use weights")
+            raise ConfigError("train.precision: 'tf32' is a GPU's, and this run is on the CPU", fix="use auto")
         # Adapters, norms of 4-bit models and the master weights of full fine-tuning are float32: only autocast brings
         # their products and attention to the precision of the others.
         mixed = config.model.trains_adapters or config.model.dtype != name
@@ -91,10 +97,20 @@ class Precision:
         relative, absolute = (max(_PER_TOKEN, n * self.rounding) for n in (_ROUNDINGS, 2 * _ROUNDINGS))
         return torch.allclose(one.float(), two.float(), rtol=relative, atol=absolute)
 
+    def same(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+        """Whether two ways to compute a tensor give the same as a whole: the error's norm against the norm."""
+        off, size = (one.double() - two.double()).norm(), two.double().norm()
+        return bool(off <= max(_PER_TOKEN, _ROUNDINGS * self.rounding) * size)
+
     def set_up(self) -> None:
         """Switches the process to TF32 for float32 products, or off it."""
         if self.device != "cpu":
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+
+
+def _no_bfloat16(device: torch.device, field: str) -> ConfigError:
+    fix = {"train.precision": "use auto", "model.dtype": "use float16 with its loss scaling, or float32"}[field]
+    return ConfigError(f"{field}: 'bfloat16', and this {device.type} has no bfloat16 arithmetic", fix=fix)
 
 
 def _has_bfloat16(device: torch.device, *, asked: bool) -> bool:

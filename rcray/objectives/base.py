@@ -274,3 +274,45 @@ def reduce_tokens(tokens: TokenLogps, reduction: Reduction) -> PairLogps:
     assert z_w is not None and z_l is not None
     ref_w, ref_l = reduced(tokens.ref_logp_w, n_w), reduced(tokens.ref_logp_l, n_l)
     return PairLogps(z_w, z_l, n_w, n_l, ref_w, ref_l, reduction)
+
+
+#: Of means over a batch: a float, or a 0-dim float64 tensor in its place, which stays on a GPU; a condition is a bool,
+#: or a 0-dim bool tensor. Formulas over them are written once, by these functions.
+Number = Any
+
+
+def choose(condition: Number, yes: Number, no: Number) -> Number:
+    """`yes` where the condition holds, else `no`."""
+    if not isinstance(condition, Tensor):
+        return yes if condition else no
+    # A plain number would be copied to the device while the host waits; a tensor is filled with it there.
+    filled = (v if isinstance(v, Tensor) else torch.full_like(condition, v, dtype=torch.float64) for v in (yes, no))
+    return torch.where(condition, *filled)
+
+
+def larger(one: Number, two: Number) -> Number:
+    """The larger of two; NaN if one of them is."""
+    return choose((two > one) | (two != two), two, one)
+
+
+def smaller(one: Number, two: Number) -> Number:
+    """The smaller of two; NaN if one of them is."""
+    return choose((two < one) | (two != two), two, one)
+
+
+def _of_either(name: str) -> Callable[[Number], Number]:
+    """A function of `math` that takes tensors, too; NaN in place of an error, since that case will not be chosen."""
+    of_float, of_tensor = getattr(math, name), getattr(torch, name)
+
+    def function(x: Number) -> Number:
+        if isinstance(x, Tensor):
+            return of_tensor(x)
+        try:
+            return of_float(x)
+        except ValueError:
+            return math.nan
+
+    return function
+
+
+exp, log, log1p, sqrt = map(_of_either, ("exp", "log", "log1p", "sqrt"))

@@ -61,7 +61,7 @@ def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
         "micro_batch_size": max(size for size in range(1, micro_batch + 1) if BATCH % size == 0),
         "probe_pairs": PROBE_PAIRS,
         "probe_every": PROBE_EVERY,
-        "precision": "weights",
+        "precision": "auto",
     }
     content["execution"] = {}
     return build_run(content, _of_sections(overrides, ("model", "data", "train", "execution")), "--tiny")

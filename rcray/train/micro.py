@@ -15,15 +15,15 @@ Where scores cannot be read off, extra_gradients.py takes them the published way
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rcray.calibration import Calibration, Reduce
-from rcray.calibration.band import Statistics, from_products, incentive_sums, means_of, score_products, statistics
+from rcray.calibration import Calibration, Calibrator, Reduce, Statistics, statistics
+from rcray.calibration.band import FACTOR_NUMBERS, Factor, from_products, incentive_sums, means_of, score_products
 from rcray.calibration.scores import Gradients, Products, SideScores
 from rcray.data.batch import Batch, moved
 from rcray.data.layout import CHOSEN, REJECTED, LaidOut, Layout, longest_row, one_side, packed, two_rows, worth_packing
@@ -34,7 +34,7 @@ from rcray.models.forward import Flow, answer_logps, cutting, unfolding, watchin
 from rcray.models.load import CPU
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import Objective, PairLogps, TokenLogps
-from rcray.objectives.base import Incentives, Reduction
+from rcray.objectives.base import Incentives, Number, Reduction, exp, larger
 
 
 @dataclass
@@ -55,6 +55,11 @@ class Policy:
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
     device: torch.device = CPU
     worth_packing: Callable[[Batch], bool] = worth_packing
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether reading a number costs nothing; of any other device it waits for all that was asked of it before."""
+        return self.device.type == "cpu"
 
     @cached_property
     def wide(self) -> torch.dtype:
@@ -222,7 +227,7 @@ def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
     """
     if policy.reference is None or policy.live_reference is not None:
         return pairs
-    index = batch.index if policy.device.type == "cpu" else moved(batch.index, policy.device)
+    index = batch.index if policy.on_cpu else moved(batch.index, policy.device)
     ref_w, ref_l = policy.reference.sum_w[index].to(pairs.z_w), policy.reference.sum_l[index].to(pairs.z_l)
     if policy.likelihood == "mean":
         ref_w, ref_l = ref_w / pairs.n_w, ref_l / pairs.n_l
@@ -293,6 +298,7 @@ class Window:
 
     pairs: int  # over all workers
     checks_sketch: bool = False
+    workers: int = 1
     incentives: list[Incentives] = field(default_factory=list)
     scores: SideScores = field(default_factory=lambda: SideScores([], []))
     products: Products | None = None  # in place of the sums, where this worker's one micro-batch is the window
@@ -301,6 +307,7 @@ class Window:
     recorded: list[Recorded] = field(default_factory=list)  # of each micro-batch
     tokens: list[int] = field(default_factory=lambda: [0, 0])  # real, computed
     evidence: Tensor | None = None  # what is decided by, on the device
+    decided_there: bool = False  # by the published rule; its factor is then at the end of the evidence
     decision: Decision | None = None
 
     @property
@@ -319,12 +326,24 @@ class Window:
         self.evidence = torch.cat([incentive_sums(self.incentives, reduce).flatten(), *products])
         self.scores, self.products = SideScores([], []), None
 
-    def statistics(self, workers: int, numbers: Sequence[float] | None = None) -> list[Statistics]:
-        """The window by its scores, then by all parameters and by the exact scores, where they were asked for.
+    def alpha(self, rule: Calibrator, guarding: bool) -> Number:
+        """By the published rule, as a number on the device: nothing is waited for."""
+        assert self.evidence is not None
+        factor = rule.factor(self.statistics(self.evidence.unbind())[0])
+        self.evidence, self.decided_there = torch.cat([self.evidence, torch.stack(astuple(factor))]), True
+        return exp(larger(factor.log_alpha, 0.0) if guarding else factor.log_alpha)
+
+    def factor(self, numbers: Sequence[float]) -> Factor:
+        """What was decided on the device, once the evidence is read."""
+        return Factor(*numbers[-FACTOR_NUMBERS:])
+
+    def statistics(self, numbers: Sequence[Number] | None = None) -> list[Statistics]:
+        """By its scores, then by all parameters and by the exact scores, where asked for.
 
         `numbers`: the evidence, where that was read already.
         """
         assert self.evidence is not None
         numbers = numbers or self.evidence.tolist()
-        means, rest = means_of([numbers[5 * i : 5 * i + 5] for i in range(workers)]), numbers[5 * workers :]
-        return [statistics(*means, from_products(rest[i : i + 3], self.pairs)) for i in range(0, len(rest), 3)]
+        first, end = 5 * self.workers, len(numbers) - (FACTOR_NUMBERS if self.decided_there else 0)
+        means = means_of([numbers[i : i + 5] for i in range(0, first, 5)])
+        return [statistics(*means, from_products(numbers[i : i + 3], self.pairs)) for i in range(first, end, 3)]

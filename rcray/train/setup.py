@@ -16,8 +16,9 @@ from rcray.config.training import TrainConfig
 from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.errors import ConfigError
+from rcray.models.attention import use_attention
 from rcray.models.blocks import blocks_of
-from rcray.models.capabilities import capabilities_of, use_flex_attention, use_liger
+from rcray.models.capabilities import capabilities_of, use_liger
 from rcray.models.forward import body_of
 from rcray.models.load import CPU, LoadedModel, load_model
 from rcray.models.reference import ReferenceLogps, reference_logps
@@ -73,8 +74,7 @@ def with_references(
     calibration, train, execution = config.calibration, config.train, config.execution
     objective = build_objective(config.objective)
     traits = objective.params.traits
-    if execution.attention == "flex":
-        use_flex_attention(model, device)
+    use_attention(model, device, execution.attention, packs=execution.prompt_sharing != "off")
     if execution.liger:
         use_liger(model, device)
     reads_off = not (traits.needs_reference_distribution or calibration.record_full)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from rcray.calibration import Calibrator, Reduce, observe
+from rcray.calibration.band import calibration_of
 from rcray.calibration.scores import Products, SideScores
 from rcray.calibration.update import AdamPreview, Drift, Move, SgdPreview, UpdateCalibrator
 from rcray.data.batch import Batch
@@ -84,9 +85,11 @@ class StepState:
     def decide(self, window: Window, evidence: Sequence[float] | None = None) -> Decision:
         """Decides for a window, once; its evidence is read off the device unless it is given."""
         if window.decision is None:
-            stats, *others = window.statistics(self.workers.count, evidence)
-            published = isinstance(self.calibrator, Calibrator)
-            decision = self.calibrator.update(stats) if published else observe(stats)  # type: ignore[union-attr]
+            stats, *others = window.statistics(evidence)
+            if evidence and window.decided_there:
+                decision = calibration_of(stats, window.factor(evidence))
+            else:
+                decision = self.calibrator.update(stats) if isinstance(self.calibrator, Calibrator) else observe(stats)
             if self.guarding:  # back to the objective's own ratio, if calibration weighs the winner less
                 decision = replace(decision, log_alpha=max(decision.log_alpha, 0.0))
             full = others.pop(0) if window.full.w else None
@@ -102,7 +105,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     look = _take_look(state, fresh)
     checks_sketch = bool(scoring.check_sketch_every) and (step - 1) % scoring.check_sketch_every == 0
     parts = [[b] for b in batches] if scoring.per_micro_batch else [list(batches)]
-    windows = [Window(sum(len(b.index) for b in part) * workers.count, checks_sketch) for part in parts]
+    windows = [Window(sum(len(b.index) for b in part) * workers.count, checks_sketch, workers.count) for part in parts]
     shown, share = _shown(windows, look)
     branches: Branches = ([], [])
     for part, window in zip(parts[:shown], windows, strict=False):
@@ -244,12 +247,14 @@ def _backward(
         if not published and isinstance(micro, ReadOff):
             _add_scores(state.scoring, micro, window)
     window.close(state.workers.reduce)
-    if not published:
+    if not isinstance(state.calibrator, Calibrator):
         return
-    alpha = state.decide(window).calibration.alpha
+    there = not state.policy.on_cpu  # the factor stays on the device until the step is read
+    alpha = window.alpha(state.calibrator, state.guarding) if there else state.decide(window).calibration.alpha
     if several and branches is None:
         for parameter, from_w, from_l in zip(parameters, *kept, strict=True):
-            parameter.grad = from_w.mul_(alpha).add_(from_l, alpha=1 / alpha)
+            from_l = from_l.mul_(1 / alpha) if there else from_l  # as the argument of `add_` it would be read
+            parameter.grad = from_w.mul_(alpha).add_(from_l, alpha=1 if there else 1 / alpha)
     elif several and branches is not None:
         for side, factor in zip(branches, (alpha, 1 / alpha), strict=True):
             for gradient in side:
@@ -263,7 +268,7 @@ def _forward(state: StepState, batch: Batch, window: Window, *, apart: bool) -> 
     policy, source = state.policy, state.scoring.source
     alone = not apart and state.workers.count == 1 and window.pairs == len(batch.index)
     # Watching asks how small a seed is: off the CPU that is a wait, and rows that weigh nothing have one of 0.
-    watched = batch.weights is None and policy.device.type == "cpu" and not isinstance(state.calibrator, Calibrator)
+    watched = batch.weights is None and policy.on_cpu and not isinstance(state.calibrator, Calibrator)
     adapters = WatchedPart if watched else CutPart
 
     def part(layout: Any, weights: Tensor | None) -> Any:

@@ -13,6 +13,7 @@ from rcray.data.encoded import EncodedPair
 from rcray.data.layout import worth_packing
 from rcray.errors import ConfigError
 from rcray.models import cards, head
+from rcray.models.attention import set_flex_attention
 from rcray.models.capabilities import capabilities_of, use_liger, use_precision
 from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
@@ -95,6 +96,8 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     run.write_status(RunStatus("a", device=record))
     assert run.read_status().device == Device("L40S", "bfloat16", record.attention, 7_000_000_000)
     assert cards.device_record(model, CPU) is None
+    set_flex_attention(model)
+    assert cards.device_record(model, card).attention == "sdpa: plain rows by flash, packed rows by FlexAttention"
 
 
 def test_torch_names_the_kernel_it_would_take():
@@ -119,6 +122,38 @@ QLORA = {"name": "tiny-neox", "method": "qlora", "dtype": "bfloat16"}
 def test_there_is_one_compute_precision(settings, compute, autocast):
     precision = Precision.of(small_config(**settings), CPU)
     assert (precision.compute, precision.autocast) == (compute, autocast)
+
+
+GPU = {"execution": {"gpus_per_worker": 1}}
+CARD = torch.device("cuda", 0)
+
+
+def test_what_is_left_open_is_decided_by_the_card_and_holds_after_training(monkeypatch, caplog):
+    """Bfloat16 where the card has it, float32 with a warning where not; an evaluation follows the run's record."""
+    native = [True]
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native[0])
+    config = small_config(**GPU)
+    assert Precision.of(config, CARD) == Precision(torch.bfloat16, "cuda", autocast=True)
+    assert Precision.of(small_config(), CARD) == Precision(torch.float32, "cuda"), "trained on a CPU, evaluated here"
+    assert "emulation" not in caplog.text
+    native[0] = False
+    assert Precision.of(config, CARD) == Precision(torch.float32, "cuda")
+    assert "bfloat16 by emulation only: float32 is used" in caplog.text
+    for precision in ("float32", "bfloat16"):
+        trained = Device("L40S", precision, "sdpa")
+        for given in (config, small_config()):  # evaluated by a command that was not told of the GPU
+            assert Precision.of(given, CPU, trained).compute == getattr(torch, precision)
+    with pytest.raises(ConfigError, match=r"train\.precision: 'bfloat16', and this cuda has no bfloat16"):
+        Precision.of(small_config(**GPU, train={"precision": "bfloat16"}), CARD)
+    with pytest.raises(ConfigError, match=r"model\.dtype: 'bfloat16', and this cuda has no bfloat16"):
+        Precision.of(small_config(**GPU, model=QLORA), CARD)
+
+
+def test_the_reference_is_kept_apart_by_it():
+    names = {
+        Precision(d, tf32=t).name for d, t in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, False))
+    }
+    assert len(names) == 3
 
 
 def test_tolerances_follow_from_it():

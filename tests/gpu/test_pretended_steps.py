@@ -36,15 +36,12 @@ MASKS = {"family tdpo": 4 * MICRO_BATCHES}
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_a_step_waits_once_and_the_published_calibration_once_per_window(name):
+def test_a_step_waits_once(name):
     """Once more for a look, and for the factor between looks, which the optimizer's last step decides."""
     config = CELLS[name]["config"]["calibration"]
-    windows = (MICRO_BATCHES if config["granularity"] == "microbatch" else 1) if config["enabled"] else 0
-    if config["kind"] == "update":
-        windows = 0
     more = CELLS[name]["looking"] or (config["enabled"] and config["kind"] == "update")
     waits = seen()[name]["waits"]
-    assert sum(waits.values()) <= 1 + windows + more + MASKS.get(name, 0), waits
+    assert sum(waits.values()) <= 1 + more + MASKS.get(name, 0), waits
 
 
 @pytest.mark.parametrize("name", CELLS)

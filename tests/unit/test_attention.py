@@ -3,12 +3,16 @@
 import pytest
 import torch
 from torch import nn
+from transformers.integrations import flex_attention, sdpa_attention
 
 from rcray.data.layout import packed, two_rows
 from rcray.errors import ConfigError
+from rcray.models import attention
+from rcray.models.attention import set_flex_attention, use_attention, use_flex_attention, why_no_flex
 from rcray.models.blocks import blocks_of
-from rcray.models.capabilities import capabilities_of, use_flex_attention
-from rcray.models.forward import answer_logps, body_of, unfolding
+from rcray.models.capabilities import capabilities_of, use_precision
+from rcray.models.forward import FLEX, answer_logps, attention_of, body_of, unfolding
+from rcray.models.precision import Precision
 from rcray.train import micro
 from rcray.train.step import optimizer_step
 from tests.math.test_one_backward import SIZES, build, gradients, make_batch, state_of
@@ -25,7 +29,7 @@ def test_flex_attention_gives_the_same_likelihoods(quick_cache, architecture):
     batch = make_batch()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         expected, _ = answer_logps(model, two_rows(batch))
-        model.set_attn_implementation("flex_attention")
+        set_flex_attention(model)
         whole, _ = answer_logps(model, packed(batch))
         with unfolding(model, blocks_of(body_of(model))[-1], packed(batch)):
             unfolded, _ = answer_logps(model, packed(batch))
@@ -43,8 +47,96 @@ def test_a_model_without_flex_attention_is_named():
         def set_attn_implementation(self, name):
             raise ValueError(f"no {name} here")
 
-    with pytest.raises(ConfigError, match=r"execution\.attention: 'flex' does not fit Own: no flex_attention here"):
+    with pytest.raises(
+        ConfigError, match=r"execution\.attention: 'flex' does not fit Own: no packed_flex_attention here"
+    ):
         use_flex_attention(Own(), torch.device("cuda"))
+
+
+CARD = torch.device("cuda", 0)
+SDPA = "sdpa"
+
+
+@pytest.mark.parametrize("architecture", ["tiny-neox", "tiny-mistral"])
+@pytest.mark.parametrize("precision", [Precision(torch.float32), Precision(torch.bfloat16, autocast=True)])
+def test_the_trial_holds_flex_attention_to_masked_sdpa(quick_cache, monkeypatch, architecture, precision):
+    """Forward and backward: a stand-in that reads what it must not is found out, and so is a wrong gradient."""
+    model = build(quick_cache, "full", architecture)
+    use_precision(model, precision)
+    by_mask, blocks = sdpa_attention.sdpa_attention_forward, []
+
+    def in_its_place(allowed, scale=1.0):
+        def forward(module, query, key, value, mask, **options):
+            blocks.append(mask)
+            output, _ = by_mask(module, query, key, value, allowed(mask), **options)
+            return output.detach() + scale * (output - output.detach()), None
+
+        monkeypatch.setattr(flex_attention, "flex_attention_forward", forward)
+        return why_no_flex(model, CPU)
+
+    def dense(mask):
+        rows, _, width, _ = mask.shape
+        row, place = torch.arange(rows)[:, None, None], torch.arange(width)
+        return mask.mask_mod(row, torch.tensor(0), place[:, None], place[None])[:, None]
+
+    assert in_its_place(dense) is None
+    assert blocks[0].sparsity() > 20, "blocks that are skipped are among those of the trial"
+    assert in_its_place(lambda mask: torch.ones_like(dense(mask)).tril()) == DISAGREES
+    assert in_its_place(dense, scale=1.5) == DISAGREES
+
+
+DISAGREES = "its output or gradient is not that of SDPA under a mask"
+
+
+def test_without_a_gpu_the_trial_says_that_there_is_no_backward(quick_cache):
+    """Torch's own words, of the real thing."""
+    assert "NotImplementedError" in str(why_no_flex(build(quick_cache, "full", "tiny-neox"), CPU))
+
+
+@pytest.mark.parametrize(
+    ("asked", "packs", "device", "problem", "taken"),
+    [
+        ("auto", True, CARD, None, FLEX),
+        ("auto", True, CARD, "no Triton", SDPA),
+        ("auto", False, CARD, None, SDPA),
+        ("auto", True, CPU, None, SDPA),
+        ("sdpa", True, CARD, None, SDPA),
+        ("flex", True, CARD, "not asked", FLEX),
+    ],
+)
+def test_which_kernel_is_taken(quick_cache, monkeypatch, caplog, asked, packs, device, problem, taken):
+    model = build(quick_cache, "full", "tiny-mistral")
+    monkeypatch.setattr(attention, "why_no_flex", lambda model, device: problem)
+    use_attention(model, device, asked, packs=packs)
+    assert attention_of(model) == taken
+    warnings = [record.message for record in caplog.records if "FlexAttention does not work here" in record.message]
+    assert len(warnings) == (problem == "no Triton") and all("no Triton" in warning for warning in warnings)
+    assert capabilities_of(model).plain_head
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_plain_rows_take_sdpa_and_packed_rows_flex_attention(quick_cache, monkeypatch):
+    """In the autocast's dtype, whatever the rotary positions made of it; the last block unfolds to plain rows."""
+    model, seen = build(quick_cache, "full", "tiny-mistral").float().eval(), []
+    set_flex_attention(model)
+    for module, name in ((flex_attention, "flex_attention_forward"), (sdpa_attention, "sdpa_attention_forward")):
+        real = getattr(module, name)
+
+        def watched(module, query, key, value, mask, real=real, name=name, **options):
+            seen.append((name.partition("_")[0], {query.dtype, key.dtype, value.dtype}, mask is None))
+            return real(module, query, key, value, mask, **options)
+
+        monkeypatch.setattr(module, name, watched)
+    flex, plain = ("flex", {torch.bfloat16}, False), ("sdpa", {torch.bfloat16}, True)
+    layers = model.config.num_hidden_layers
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), torch.autocast("cpu", torch.bfloat16):
+        answer_logps(model, two_rows(make_batch()))
+        assert [kind for kind, *_ in seen] == ["sdpa"] * layers and all(none for *_, none in seen)
+        seen.clear()
+        with unfolding(model, blocks_of(body_of(model))[-1], packed(make_batch())):
+            answer_logps(model, packed(make_batch()))
+    assert seen[:-1] == [flex] * (layers - 1)
+    assert (seen[-1][0], seen[-1][2]) == (plain[0], plain[2])
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,13 @@ def test_other_cards_have_their_own_rates():
     run = config(model="mistral-7b", data="ultrafeedback", execution=GPU)
     hours = {name: estimate(run, card).gpu_hours for name, card in ACCELERATORS.items()}
     assert hours["h100"] < hours["l40s"] < hours["a6000"] < hours["l4"]
-    wide = config(model="pythia-410m", data="ultrafeedback", execution=GPU)
-    tf32 = config(model="pythia-410m", data="ultrafeedback", execution=GPU, train={"precision": "tf32"})
+    auto, wide, tf32 = (
+        config(model="pythia-410m", data="ultrafeedback", execution=GPU, train={"precision": precision})
+        for precision in ("auto", "float32", "tf32")
+    )
     a100 = ACCELERATORS["a100-80"]
     assert estimate(wide, a100).hours == pytest.approx(8 * estimate(tf32, a100).hours), "TF32 is 156 of 19.5 TFLOP/s"
+    assert estimate(tf32, a100).hours == pytest.approx(2 * estimate(auto, a100).hours), "and bfloat16 is 312"
 
 
 def test_every_card_that_is_rented_is_known_by_its_name():

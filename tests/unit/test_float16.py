@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from rcray.config import build_run, run_id
+from rcray.errors import ConfigError
 from rcray.store import Store
 from rcray.train import scaling, setup
 from rcray.train.launch import launch
@@ -200,9 +201,38 @@ def test_official_qlora_computes_in_float16(name):
 def test_official_410m_is_float32_under_bfloat16_autocast():
     official, paper = (build_run({"model": "pythia-410m", "fidelity": p}, {}, "t") for p in ("official", "paper"))
     assert (official.model.dtype, official.train.precision) == ("float32", "bfloat16")
-    assert (paper.model.dtype, paper.train.precision) == ("float32", "weights")
-    written = build_run({"model": "pythia-410m", "fidelity": "official", "train": {"precision": "weights"}}, {}, "t")
-    assert written.train.precision == "weights"
+    assert (paper.model.dtype, paper.train.precision) == ("float32", "auto")
+    written = build_run({"model": "pythia-410m", "fidelity": "official", "train": {"precision": "float32"}}, {}, "t")
+    assert written.compute_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "on_cpu", "on_gpu"),
+    [
+        ("pythia-410m", {}, "float32", "bfloat16"),
+        ("pythia-410m", {"precision": "float32"}, "float32", "float32"),
+        ("pythia-410m", {"precision": "tf32"}, "float32", "float32"),
+        ({"name": "pythia-410m", "dtype": "bfloat16"}, {}, "bfloat16", "bfloat16"),
+        ("smollm2-135m", {}, "float32", "bfloat16"),
+        ("mistral-7b", {}, "bfloat16", "bfloat16"),
+        ({"name": "tiny-neox", "method": "qlora"}, {}, "float32", "float32"),
+    ],
+)
+def test_float32_weights_are_multiplied_in_bfloat16_on_a_gpu_unless_asked_otherwise(model, train, on_cpu, on_gpu):
+    runs = [
+        build_run({"model": model, "train": train, "execution": {"gpus_per_worker": gpus}}, {}, "t") for gpus in (0, 1)
+    ]
+    assert [run.compute_dtype for run in runs] == [on_cpu, on_gpu]
+    assert run_id(runs[0]) == run_id(runs[1])
+
+
+def test_asking_for_float32_is_another_run_and_the_older_name_is_not():
+    asked = {p: build_run({"train": {"precision": p}}, {}, "t") for p in ("auto", "weights", "float32")}
+    assert run_id(asked["auto"]) == run_id(asked["weights"]) == run_id(build_run({}, {}, "t"))
+    assert run_id(asked["float32"]) != run_id(asked["auto"])
+    for model in ({"name": "mistral-7b"}, {"name": "tiny-neox", "dtype": "bfloat16"}):
+        with pytest.raises(ConfigError, match=r"'float32' and model.* 'bfloat16' ask for two precisions"):
+            build_run({"model": model, "train": {"precision": "float32"}}, {}, "t")
 
 
 def test_a_dtype_that_is_written_is_computed_in():

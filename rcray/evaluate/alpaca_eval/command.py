@@ -33,7 +33,8 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig, gpus
 
     `gpus`: what the evaluation asks for, where it is not what the run had.
     """
-    final = store.run(run_id(config)).final
+    run = store.run(run_id(config))
+    final = run.final
     instructions = read_instructions(Path(settings.instructions), settings.limit)
     asked = hashlib.sha256("\0".join(instructions).encode()).hexdigest()
     exclude = None if settings.generation.temperature else {"batch_size", "seed"}  # they decide only what is drawn
@@ -48,7 +49,7 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig, gpus
 
         device = evaluated_on(config.execution.gpus_per_worker, gpus)
         loaded = load_trained(final, store.cache, device=device)
-        precision = Precision.of(config, device)
+        precision = Precision.of(config, device, run.read_status().device)
         use_precision(loaded.model, precision)
         name = f"{config.label} [{run_id(config)}]"
         with precision():
