@@ -13,14 +13,15 @@ from rcray.aggregate.frame import is_benchmark, likelihood_unit
 from rcray.aggregate.groups import Comparison
 from rcray.aggregate.movement_tables import frontier_table, movement_table
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
-from rcray.aggregate.places import Places
+from rcray.aggregate.places import DEFAULT_BETA, Places
 from rcray.aggregate.results import results_table
 from rcray.aggregate.runtime import runtime_of_published, runtime_of_runs
 from rcray.aggregate.sample_tables import samples_table
-from rcray.aggregate.tables import Table
+from rcray.aggregate.tables import Table, slug
 from rcray.aggregate.theory import coefficients_table, regimes_table
 from rcray.aggregate.win_rates import win_rates_of_published, win_rates_of_runs
 from rcray.config.benchmarks import ALPACA_EVAL
+from rcray.config.models import model_title
 from rcray.config.objectives import Custom
 
 
@@ -113,28 +114,40 @@ def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec
     if not benchmarks:
         return []
     base = replace(BENCHMARK_TABLES[0], benchmarks=benchmarks, delta=True, paper=False)
-    specs = [
-        replace(
-            base,
-            name="benchmarks",
-            title="Evaluation results on benchmarks, other models and objectives",
-            groups=tuple(dict.fromkeys((model, data) for model, data, _ in other)),
-            objectives=tuple(dict.fromkeys(objective for _, _, objective in other)),
-            epochs=(min(result.cell.config.train.epochs for group in other.values() for result in group),),
-        )
-    ]
+    by_epochs: dict[int, list[tuple[str, str, str]]] = {}
+    ablations = []
+    unusual: set[float] = set()  # momenta of trainings that have none with the usual one
     for (model, data, objective), group in other.items():
         configs = [result.cell.config for result in group]
-        betas = tuple(sorted({c.calibration.ema_beta for c in configs if c.calibration.enabled}))
+        published = [c.calibration for c in configs if c.calibration.enabled and c.calibration.kind == "published"]
+        betas = tuple(sorted({calibration.ema_beta for calibration in published}))
         epochs = tuple(sorted({c.train.epochs for c in configs}))
+        by_epochs.setdefault(epochs[0], []).append((model, data, objective))
+        unusual |= set(betas) if DEFAULT_BETA not in betas else set()
         one = replace(base, groups=((model, data),), objectives=(objective,), delta=False)
+        where = f"{objective} on {model_title(model)}"
         if len(betas) > 1:
-            title = f"Ablation of the EMA momentum, {objective} on {model}"
-            specs.append(replace(one, name=f"ema-{model}-{objective}", title=title, axis="ema", betas=betas))
+            title = f"Ablation of the EMA momentum, {where}"
+            ablations.append(replace(one, name=slug(f"ema-{model}-{objective}"), title=title, axis="ema", betas=betas))
         if len(epochs) > 1:
-            title = f"Ablation of training epochs, {objective} on {model}"
-            specs.append(replace(one, name=f"epochs-{model}-{objective}", title=title, axis="epochs", epochs=epochs))
-    return [spec for spec in specs if any(places.settings(row.place) for row in spec.rows())]
+            name, title = slug(f"epochs-{model}-{objective}"), f"Ablation of training epochs, {where}"
+            ablations.append(replace(one, name=name, title=title, axis="epochs", epochs=epochs))
+    specs: list[TableSpec] = []
+    for epochs_of_all, keys in sorted(by_epochs.items()):  # usually one
+        first = not specs
+        specs.append(
+            replace(
+                base,
+                name="benchmarks" if first else f"benchmarks-{epochs_of_all}-epochs",
+                title="Evaluation results on benchmarks, other models and objectives"
+                + (f", {epochs_of_all} epochs" if len(by_epochs) > 1 else ""),
+                groups=tuple(dict.fromkeys((model, data) for model, data, _ in keys)),
+                objectives=tuple(dict.fromkeys(objective for _, _, objective in keys)),
+                betas=tuple(sorted(unusual)),
+                epochs=(epochs_of_all,),
+            )
+        )
+    return [spec for spec in (*specs, *ablations) if any(places.settings(row.place) for row in spec.rows())]
 
 
 def measured_benchmarks(results: Sequence[CellResult]) -> tuple[str, ...]:
