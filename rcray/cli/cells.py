@@ -114,7 +114,7 @@ def sweep(
 
     with LedgerScreen(experiment.title or experiment.name) as screen:
 
-        def run_cells(wanted: Any) -> Any:
+        def run_cells(wanted: Any, tried: Any = ()) -> Any:
             return run(
                 experiment,
                 wanted,
@@ -125,6 +125,7 @@ def sweep(
                 cluster_file=cluster,
                 figures=not no_figures,
                 command=sweep_command(file, set_, tiny),
+                tried=tried,
             )
 
         if searches:

@@ -9,9 +9,9 @@ from rcray.config import Experiment, content_key
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
 from rcray.records.progress import state_now
-from rcray.records.states import State
+from rcray.records.states import SETTLED, State
 from rcray.records.status import read_status
-from rcray.store import RunDir, Store
+from rcray.store import Store
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
 from rcray.sweep.cost import (
     CPU_FLOPS,
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def _todo(self) -> list[PlannedCell]:
-        return [planned for planned in self.cells.values() if planned.status is not State.OK]
+        return [planned for planned in self.cells.values() if planned.status not in SETTLED]
 
     @property
     def gpu_hours(self) -> float:
@@ -93,8 +93,8 @@ class Plan:
 
     @property
     def unknown(self) -> int:
-        """Cells whose size cannot be told before a download."""
-        return sum(planned.cost.hours is None for planned in self.cells.values())
+        """Cells to be done whose size cannot be told before a download."""
+        return sum(planned.cost.hours is None for planned in self._todo)
 
     def rows(self) -> list[dict[str, Any]]:
         """For machines."""
@@ -130,7 +130,7 @@ def make_plan(
         for cell in expanded:
             known = cells.get(cell.run_id)
             if known is None:
-                run = RunDir(store / "runs" / cell.run_id)
+                run = Store.at(store).run(cell.run_id)
                 state = state_now(run.path, read_status(run.status).status)  # as it stands: a plan changes nothing
                 known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config, gpu))
             elif known.cell.config.execution != cell.config.execution:

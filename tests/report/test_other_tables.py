@@ -1,12 +1,19 @@
 """Benchmarks of models, objectives and settings that the paper does not have, in its layout."""
 
+import pytest
 import runs
-from test_paper_tables import catalogue, experiment, rows_of, store  # noqa: F401  a fixture
+from test_paper_tables import catalogue, experiment, rows_of
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.report import build_report
 from rcray.config import Experiment
+from rcray.store import Store
 from rcray.sweep.grid import expand
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.open(tmp_path / "store")
 
 
 def test_other_models_get_the_same_layout(store):

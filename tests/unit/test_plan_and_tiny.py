@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rcray.config import load_experiment
+from rcray.config import Experiment, load_experiment
 from rcray.config.models import MODELS
 from rcray.files import write_json
 from rcray.store import RunDir
@@ -42,6 +42,30 @@ def test_done_cells_are_not_counted_again(tmp_path):
     assert after.done == 1
     assert after.gpu_hours == pytest.approx(before.gpu_hours - before.cells[key].cost.gpu_hours)
     assert "5 unique cells, 1 done" in summary(after)
+
+
+def test_a_degenerate_cell_needs_no_more_work(tmp_path):
+    """A sweep would leave it as it is: it would only become degenerate again."""
+    files = loaded("epochs")
+    write_json(RunDir(tmp_path / "runs" / files[0][2][0].run_id).status, {"status": "degenerate"})
+    assert make_plan(files, tmp_path, None).done == 1
+
+
+def test_a_store_below_the_home_directory(tmp_path, monkeypatch):
+    """As RCRAY_STORE may name it, which no shell opens."""
+    files = loaded("epochs")
+    write_json(RunDir(tmp_path / "store" / "runs" / files[0][2][0].run_id).status, {"status": "ok"})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert make_plan(files, Path("~/store"), None).done == 1
+
+
+def test_a_finished_cell_of_unknown_size_is_not_said_to_be_left_out(tmp_path):
+    experiment = Experiment.model_validate({"name": "x", "run": {"model": "owner/unknown"}})
+    (cell,) = expand(experiment)
+    files = [(tmp_path / "x.yaml", experiment, [cell])]
+    assert "1 cells are not counted" in summary(make_plan(files, tmp_path, None))
+    write_json(RunDir(tmp_path / "runs" / cell.run_id).status, {"status": "ok"})
+    assert "not counted" not in summary(make_plan(files, tmp_path, None)).splitlines()[1]
 
 
 def test_conflicts_are_named(tmp_path):
