@@ -43,13 +43,12 @@ class Measured:
     def hours(self, config: RunConfig, *, evaluated: bool = True) -> float:
         """The whole cell: steps and looks, reference, probes, and the held-out pairs before and after."""
         train = config.train
-        steps = train.epochs * (self.pairs // train.batch_size)
+        steps = train.steps(self.pairs)
         looks = self.looks(config)
         probes = 1 + -(-steps // train.probe_every)
         # The first is read before training begins; all of them ask for answers that belong to nothing, too.
         forwards = (probes - 1) * min(train.probe_pairs, self.held_out) + probes * self.misplaced
-        has_reference = config.needs_reference and not config.objective.traits.token_level
-        forwards += self.pairs if has_reference else self.fresh
+        forwards += self.pairs if config.caches_reference else self.fresh
         forwards += 2 * self.held_out if evaluated else 0
         in_steps = (steps - looks) * self.pair_seconds + looks * self.watched_seconds
         seconds = train.batch_size * in_steps + looks * self.look_seconds + forwards * self.forward_seconds

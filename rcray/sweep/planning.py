@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rcray.config import Experiment, content_key
+from rcray.config import Experiment
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
 from rcray.records.progress import state_now
@@ -18,6 +18,7 @@ from rcray.sweep.cost import (
     CPU_FLOPS_WIDE,
     Cost,
     estimate,
+    inputs_key,
     longest_sequence,
     reference_hours,
     training_pairs,
@@ -80,9 +81,8 @@ class Plan:
         """GPU-hours of the references that cells not done read, each counted once."""
         once: dict[str, float] = {}
         for planned in self._todo:
-            config = planned.cell.config
-            key = content_key([config.model.model_dump(mode="json"), config.data.model_dump(mode="json")])
-            once[key] = once.get(key) or reference_hours(config, self.gpu) or 0.0
+            key = inputs_key(planned.cell.config)
+            once[key] = once.get(key) or reference_hours(planned.cell.config, self.gpu) or 0.0
         return sum(once.values())
 
     @property
@@ -173,7 +173,7 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
         seen, cost = measured[key], planned.cost
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
-        planned.steps = config.train.epochs * (seen.pairs // config.train.batch_size)
+        planned.steps = config.train.steps(seen.pairs)
         planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=seen.peak_bytes)
     return replace(plan, measured=True)
 
@@ -208,8 +208,7 @@ def _steps(planned: PlannedCell) -> int | None:
     if planned.steps is not None:
         return planned.steps
     pairs = training_pairs(planned.cell.config)
-    train = planned.cell.config.train
-    return None if pairs is None else train.epochs * (pairs // train.batch_size)
+    return None if pairs is None else planned.cell.config.train.steps(pairs)
 
 
 def plan_table(plan: Plan, width: int) -> Any:

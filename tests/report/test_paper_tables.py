@@ -13,7 +13,7 @@ from rcray.aggregate.estimators import estimator_pairs
 from rcray.aggregate.groups import compare
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX
 from rcray.aggregate.places import Places
-from rcray.aggregate.runtime import duration
+from rcray.aggregate.runtime import hours_and_minutes
 from rcray.aggregate.summary import SECONDS
 from rcray.aggregate.tables import entry_text, to_csv, to_markdown
 from rcray.config import Experiment
@@ -276,7 +276,7 @@ def test_runtime_of_runs(store):
     ("minutes", "text"), [(646, "10h 46m"), (660, "11h 00m"), (48, "48m"), (0.5, "30.0s"), (0, "0m"), (61, "1h 01m")]
 )
 def test_durations(minutes, text):
-    assert duration(minutes) == text
+    assert hours_and_minutes(minutes) == text
 
 
 # -- the start model

@@ -94,7 +94,7 @@ def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = 
     return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), print_ready.getvalue(), wide)
 
 
-def identity(index: int) -> tuple[str, str]:
+def colour_and_marker(index: int) -> tuple[str, str]:
     """Colour and marker of the n-th of several things; 70 differ."""
     return _CYCLE[index % len(_CYCLE)], _MARKERS[index % len(_MARKERS)]
 
