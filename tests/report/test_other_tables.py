@@ -5,6 +5,8 @@ import runs
 from test_paper_tables import catalogue, experiment, rows_of
 
 from rcray.aggregate.collect import collect
+from rcray.aggregate.figures import sensitivity
+from rcray.aggregate.groups import compare
 from rcray.aggregate.report import build_report
 from rcray.config import Experiment
 from rcray.store import Store
@@ -62,3 +64,21 @@ def test_a_table_is_a_file_whatever_its_model_is_called(store):
         report = build_report(store, own, cells, figures=False)
         assert {path.parent for path in report.tables} == {store.experiment("some") / "tables"}
     assert "Ablation of the EMA momentum, dpo on one" in report.html.read_text()
+
+
+def test_momenta_are_those_of_the_published_calibration(store, monkeypatch):
+    """Another kind has none, and is no point of their curve."""
+    kinds = experiment(
+        run={"model": "tiny-neox", "data": {"train_pairs": 3200, "eval_pairs": 256}},
+        grid={
+            "objective": ["dpo"],
+            "calibration.kind": ["published", "update"],
+            "calibration.ema_beta": [0.5, 0.98],
+        },
+    )
+    cells = expand(kinds)
+    runs.write_runs(store, cells)
+    monkeypatch.setattr(sensitivity, "draw_sensitivity", lambda name, title, score, series: series)
+    results = collect(store, cells)
+    (((series,),),) = [list(sensitivity.draw_sensitivities(compare(results), results))]
+    assert [beta for beta, _ in series.points] == [0.5, 0.98]
