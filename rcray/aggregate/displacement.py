@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rcray.aggregate import summary
-from rcray.aggregate.estimates import Estimate, error_notes
+from rcray.aggregate.estimates import Estimate, difference_entry, error_notes
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN
 from rcray.aggregate.groups import HEADS, MIXED, Comparison, Setting, difference, has_seeds
 from rcray.aggregate.results import drift_columns
@@ -152,8 +152,7 @@ def _gain_entry(rows: Sequence[Cure], row: Cure, several: bool, gain: Estimate |
         missing = alone.setting.problem(ACCURACY)
         word = row.setting.problem(ACCURACY) or (f"{alone.title} {missing}" if missing else MIXED)
         return Entry(word, tone="status", runs=row.setting.run_ids)
-    tip = "" if gain.p is None else f"McNemar's exact test: p = {gain.p:.3g}"
-    return Entry(value=gain.value, spread=gain.spread(several), tip=tip, runs=row.setting.run_ids)
+    return difference_entry(gain, several, row.setting.run_ids)
 
 
 def verdict(comparisons: Sequence[Comparison], unit: str) -> Iterator[str]:

@@ -27,8 +27,6 @@ TRAIN, HELD_OUT = "train", "held-out"
 DRAW_VERSION = 1  # raised when the same seed would draw other rows; before there was one, the first rows were taken
 _DRAWN_AT_ONCE = 4096  # pairs held as text; a larger draw reads its source once for each such part
 
-__all__ = ["Pair", "PairSplits", "Skipped", "Turn", "check_pairs", "load_pairs", "refuse_bad"]
-
 
 @dataclass(frozen=True)
 class Stream:

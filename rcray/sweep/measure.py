@@ -110,7 +110,7 @@ def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -
         batch = collate(training.data.pairs, rows)
         fresh = training.fresh
         on_gpu = training.state.policy.device.type == "cuda"
-        wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else _nothing
+        wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None  # a CPU is not waited for
 
         def step(micro_batches: int, *, watched: bool) -> float:
             look = fresh.at(0) if watched and fresh else None
@@ -156,10 +156,6 @@ def _typical(lengths: object, size: int) -> list[int]:
     order = np.argsort(np.asarray(lengths) @ (1, 1, 1), kind="stable")
     count = min(size, len(order))
     return [int(order[int((place + 0.5) * len(order) / count)]) for place in range(count)]
-
-
-def _nothing() -> None:
-    """A CPU is not waited for."""
 
 
 def _timed(wait: Callable[[], object], clock: Clock, what: Callable[[], object]) -> float:

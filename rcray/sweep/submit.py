@@ -133,7 +133,8 @@ def submit(submission: Submission, address: str, *, follow_log: bool, write: Cal
     if job:
         write(f"following {job}, which is already running\n")
     else:
-        before = [name.rpartition("-")[2] for name in _ids(client) if name.startswith(submission.prefix)]
+        names = [job.submission_id or "" for job in client.list_jobs()]
+        before = [name.rpartition("-")[2] for name in names if name.startswith(submission.prefix)]
         number = 1 + max((int(end) for end in before if end.isdecimal()), default=0)  # some may have been deleted
         job = client.submit_job(
             entrypoint=submission.entrypoint,
@@ -178,10 +179,6 @@ def running_job(client: Any, submission: Submission) -> str | None:
         if name.startswith(submission.prefix) and not job.status.is_terminal():
             return str(name)
     return None
-
-
-def _ids(client: Any) -> list[str]:
-    return [job.submission_id or "" for job in client.list_jobs()]
 
 
 def follow(client: Callable[[], Any], job: str, write: Callable[[str], Any]) -> int:

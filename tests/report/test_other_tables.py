@@ -2,7 +2,7 @@
 
 import pytest
 import runs
-from test_paper_tables import catalogue, experiment, rows_of
+from test_paper_tables import catalogue, experiment, filled, rows_of
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.figures import sensitivity
@@ -50,6 +50,22 @@ def test_other_settings_than_the_usual_ones_are_in_a_table_too(store):
     shown = [key[1:] for name in ("benchmarks", "benchmarks-3-epochs") for key in rows_of(tables[name])]
     kinds = ("w/o", "w/", "w/ (ema_beta=0.9)")  # the update's kind reads no momentum
     assert shown == [(objective, rc) for objective in ("DPO", "CPO") for rc in kinds]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"train": {"epochs": 3}}, ["w/o", "w/"]),
+        ({"calibration": {"ema_beta": 0.5}}, ["w/o", "w/ (ema_beta=0.5)"]),
+    ],
+)
+def test_the_papers_models_under_settings_that_it_does_not_have(store, settings, shown):
+    """No table of the paper has a row for them."""
+    results = filled(store, expand(experiment(run=settings, grid={"objective": ["dpo"]})))
+    tables = {table.name: table for table in catalogue(results).tables}
+    rows = rows_of(tables["benchmarks"])
+    assert list(rows) == [("Mistral-7B", "DPO", rc) for rc in shown]
+    assert rows["Mistral-7B", "DPO", shown[1]]["Average"] == "33.50"
 
 
 def test_a_table_is_a_file_whatever_its_model_is_called(store):

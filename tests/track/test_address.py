@@ -56,7 +56,7 @@ def test_accepted_as_they_are(uri):
     ("code", "expected"),
     [(401, "refuses us"), (403, "refuses us"), (404, "no MLflow server"), (503, None), (200, None)],
 )
-def test_knocking(code, expected):
+def test_asking_a_server(code, expected):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(code)
