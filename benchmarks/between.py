@@ -3,11 +3,13 @@
 Both run the steps of calibration_cost and of against_trl, each checkout in a process of its own, one step at a time in
 turn, round by round, so that a noisy machine disturbs both alike. Printed for each variant: milliseconds before (the
 other checkout) and now, their ratio, and what the benchmark itself reports, the ratio to its baseline, before and now.
+The last line names the variants whose ratio to their baseline grew by more than the errors of both.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -108,6 +110,7 @@ def main() -> None:
     rounds = options.rounds or (3 if options.quick else 15)
     print(f"between {options.other} and this ({machine()}; median of {rounds} interleaved rounds)")
     ratios: dict[str, dict[str, list[float]]] = {}
+    worse: list[str] = []
     for group in GROUPS:
         times = measure_group(options.other.resolve(), group, rounds, options.quick)
         base = group.variants[0]
@@ -117,9 +120,14 @@ def main() -> None:
             ratio, error = times.ratio(new, old), times.spread(new, old)
             line = f"  {name:12s} {1000 * times[old]:8.1f} ms {1000 * times[new]:8.1f} ms  {ratio:.3f}x ± {error:.3f}"
             pairs = [(one, f"{when} {base}") for when, one in ((BEFORE, old), (NOW, new)) if name != base]
-            print(line + "".join(f"   {times.ratio(*pair):.3f} ± {times.spread(*pair):.3f}" for pair in pairs))
-            ratios.setdefault(group.title, {})[name] = [round(ratio, 4), round(error, 4)]
-    print(json.dumps({"benchmark": "between", "ratios": ratios}))
+            over = [(times.ratio(*pair), times.spread(*pair)) for pair in pairs]
+            print(line + "".join(f"   {ratio:.3f} ± {error:.3f}" for ratio, error in over), flush=True)
+            if over and over[1][0] - over[0][0] > math.hypot(over[0][1], over[1][1]):
+                worse.append(f"{group.title}: {name}")
+            # A baseline stands in several groups of a setting; the first one's is kept.
+            ratios.setdefault(group.title, {}).setdefault(name, [round(ratio, 4), round(error, 4)])
+    print(f"worse by more than its error: {'; '.join(worse) or 'none'}")
+    print(json.dumps({"benchmark": "between", "ratios": ratios, "worse": worse}))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from rcray.aggregate.figures.style import (
     SKY,
     VERMILLION,
     Plot,
+    colour_and_marker,
     finish,
-    identity,
     style,
 )
 from rcray.calibration import (
@@ -61,7 +61,7 @@ def draw_incentives() -> Plot:
     left, right = figure.subplots(1, 2)
     for i, name in enumerate(("dpo", "simpo", "cpo", "dil-bce", "dpop")):
         found = incentives(objective(name), pairs)
-        colour, _ = identity(i)
+        colour, _ = colour_and_marker(i)
         left.plot(margins, found.d_w, color=colour, label=objective(name).params.traits.title)
         left.plot(margins, found.d_l, color=colour, linestyle=DASHED)
         right.plot(margins, found.log_d_w - found.log_d_l, color=colour)
@@ -136,7 +136,7 @@ def draw_pathways() -> Plot:
         axis.fill_between([x, x + 1], y, y + 1, color=SHADES[name])
     for i, rho in enumerate((0.5, 0.8, 0.95)):
         moves = [rates(statistics_at(log_r, rho)) for log_r in np.linspace(-LIMIT, LIMIT, 200)]
-        colour, _ = identity(i)
+        colour, _ = colour_and_marker(i)
         axis.plot([move.z_w for move in moves], [move.z_l for move in moves], color=colour, label=f"ρ = {rho}")
         middle = rates(statistics_at(0.0, rho))
         axis.plot([middle.z_w], [middle.z_l], "o", color=colour)

@@ -112,7 +112,8 @@ def card(config: RunConfig, record: dict[str, Any], rows: tuple[MetricRow, ...],
     base, rc = record["base"], config.calibration
     wheel = source_of(config.data.name).wheel
     constants = config.objective.model_dump(mode="json", exclude={"name"})
-    yield from ["---", f"base_model: {json.dumps(base['source'])}", f"library_name: {_library(export)}"]
+    library = "peft" if export.kind == "adapter" else "transformers"
+    yield from ["---", f"base_model: {json.dumps(base['source'])}", f"library_name: {library}"]
     yield from ["tags: [rcray, preference-optimization]", "---", "", f"# {config.label}", ""]
     yield f"{export.kind.capitalize()} of rcray run `{run_id(config)}`."
     yield ""
@@ -143,7 +144,3 @@ def card(config: RunConfig, record: dict[str, Any], rows: tuple[MetricRow, ...],
     yield from ["", "## Load it", "", "```python", export.loader, "```", "", "## Chain", "", "```json"]
     yield json.dumps({name: record[name] for name in ("base", "sft_adapter", "quantization", "ours")}, indent=2)
     yield from ["```", "", f"`{CHAIN}` has all of it, with the settings of the model."]
-
-
-def _library(export: Export) -> str:
-    return "peft" if export.kind == "adapter" else "transformers"

@@ -91,7 +91,7 @@ class Follower:
     def _problem(self) -> str:
         """The error it ended with, less what it says to do: whoever shows it says that."""
         self._log.seek(self._log_start)
-        _, separator, error = self._log.read().rpartition(f"\n{_ERROR}")
+        _, separator, error = f"\n{self._log.read()}".rpartition(f"\n{_ERROR}")  # it may be the first line
         if self.process.returncode < 0 or not separator:
             return f"delivery ended early (exit code {self.process.returncode}); see {self._log_file}"
         return error.partition("\n  fix: ")[0].strip()

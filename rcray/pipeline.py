@@ -1,6 +1,6 @@
 """A whole sweep, composed: cells, training and evaluation on Ray, delivery to MLflow, tables, figures, report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from rcray.aggregate.report import Report, build_report
 from rcray.config import Experiment
 from rcray.follower import Delivered, Follower
 from rcray.records.ledger import Ledger
-from rcray.records.states import State
+from rcray.records.states import SETTLED
 from rcray.records.status import RunStatus
 from rcray.store import Store
 from rcray.sweep.grid import Cell
@@ -41,10 +41,12 @@ def sweep(
     cluster_file: Path | None = None,
     figures: bool = True,
     command: Sequence[str] = (),
+    tried: Collection[str] = (),
 ) -> Outcome:
     """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere.
 
-    `command` is what was asked for, up to the choice of cells, for the page that offers to run some of them again.
+    `command` is what was asked for, up to the choice of cells, for the page that offers to run some of them again;
+    `tried` are runs that it has carried out already, however they ended.
     """
     require_extras(experiment, cells, tracked=tracking_uri is not None, measured=True)
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
@@ -55,7 +57,7 @@ def sweep(
     from rcray.sweep.search import best_of_search
 
     evaluation = EvaluationStage(experiment.evaluation)
-    options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search)
+    options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search, tried)
     directory = store.experiment(experiment.name)
     with store.explained():
         if todo := unfinished(cells, store, directory, options):
@@ -109,7 +111,6 @@ def open_follower(
     """Enters the cells into the experiment's delivery book, and makes the follower that will deliver them."""
     book = Book(store, experiment.name)
     book.enter(cells, experiment.title, uri)
-    kept = (State.OK, State.DEGENERATE)
-    new = tuple(cell.run_id for cell in cells if store.run(cell.run_id).read_status().status not in kept)
+    new = tuple(cell.run_id for cell in cells if store.run(cell.run_id).read_status().status not in SETTLED)
     ids = tuple(cell.run_id for cell in cells)
     return Follower(book, uri, Session(ids, new, is_sweep, environment=this_environment()))

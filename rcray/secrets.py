@@ -29,7 +29,8 @@ _PATTERNS = (
 
 
 @lru_cache(maxsize=4096)
-def _is_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -37,7 +38,7 @@ def secret_values() -> list[str]:
     """Values of the environment that must not be shown, longest first, also as they stand in an address."""
     values = set()
     for name, value in os.environ.items():
-        if _is_secret(name) and len(value.strip()) >= _SHORTEST:
+        if is_secret_name(name) and len(value.strip()) >= _SHORTEST:
             values |= {value, value.strip(), quote(value, safe=""), quote_plus(value)}
     return sorted(values, key=len, reverse=True)
 

@@ -9,13 +9,14 @@ STORE/
     final/                the trained model and its tokenizer
     best/                 the model that ranked the probe pairs best, where asked for
     evaluation.json       metric rows
+    samples.json          answers of its start model and of the trained one, where asked for
     items/KEY.parquet     what they are means of: every held-out pair, every document
     displaced/KEY.parquet the held-out pairs whose chosen answers fell most, token by token
     adjusted.json         what was changed so that it could run at all; absent in most runs
     environment.json      versions, packages and git state it was started with, if it was tracked
   cache/                  tiny models, reference likelihoods: by content, shared by every run
-  experiments/NAME/       ledger.json, tracking.jsonl, sync.log, tables/, figures/, measurements.csv, report.html,
-                          explore.html
+  experiments/NAME/       ledger.json, stopped.json, tracking.jsonl, sync.log, tables/, figures/, measurements.csv,
+                          report.html, explore.html
   mlflow.db, mlartifacts/ the default tracking store
   store-id                tells this store's runs from another's on a shared tracking server
 """
@@ -81,6 +82,11 @@ class RunDir:
     def run_id(self) -> str:
         """The directory is named by the run's identity."""
         return self.path.name
+
+    @property
+    def records(self) -> dict[str, Path]:
+        """The small files, by name: all that is told of a run beside its steps, its items and its weights."""
+        return {path.name: path for path in (self.config, self.status, self.evaluation, self.samples, self.adjusted)}
 
     def items(self, key: str) -> Path:
         """What the measurement with this key said of every pair or document."""

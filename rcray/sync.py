@@ -65,6 +65,12 @@ def sync_models(synced: Synced, store: Store, models: Models) -> list[str]:
     done = [cell for cell in synced.cells if store.run(cell.run_id).final.is_dir()]
     said = []
     for cell in done if models.log == "all" else [best]:
+        if cell.run_id not in runs:
+            raise RcrayError(
+                f"{cell.label}: its model has no run in MLflow to go to: "
+                f"{synced.delivery.problems.get(cell.run_id, 'it was not delivered')}",
+                fix="mend what keeps the run from being delivered, then sync again",
+            )
         new = log_model(tracker, runs[cell.run_id], cell, store)
         said.append(f"{cell.label}: model {'logged' if new else 'was logged already'}")
     if models.register:
@@ -147,4 +153,4 @@ def sweep_state(ledger: Ledger) -> TrackerState:
 
 def report_paths(directory: Path) -> list[Path]:
     """What a sweep's own run gets as artifacts."""
-    return [directory / part for part in ("ledger.json", "report.html", "tables", "figures")]
+    return [directory / part for part in (LEDGER, "report.html", "tables", "figures")]

@@ -6,11 +6,12 @@ from typing import Any
 from rcray.config import RunConfig, run_id
 from rcray.config.data import DataConfig
 from rcray.data.dialogue import Pair, Skipped
-from rcray.data.encode import EncodedPairs, EncodeReport, encode_stream, require
-from rcray.records.columns import MACHINE_COLUMNS
+from rcray.data.encode import EncodedPairs, EncodeReport, encode_stream, require_pairs
 from rcray.store import Store
 from rcray.train.dynamics import read_dynamics
 
+#: Columns that differ between two equal runs: they measure the machine, not the training.
+MACHINE_COLUMNS = ("seconds", "padding")
 SMALL = {
     "data": {"train_pairs": 64, "eval_pairs": 16},
     "train": {
@@ -55,5 +56,5 @@ def encode_pairs(pairs: Iterable[Pair | Skipped], tokenizer: Any, config: DataCo
     """Encodes every usable pair in memory; raises if none is left."""
     report = EncodeReport()
     encoded = tuple(encode_stream(pairs, tokenizer, config, report))
-    require(report, "data")
+    require_pairs(report, "data")
     return EncodedPairs(encoded, report)

@@ -13,14 +13,15 @@ from rcray.aggregate.frame import is_benchmark, likelihood_unit
 from rcray.aggregate.groups import Comparison
 from rcray.aggregate.movement_tables import frontier_table, movement_table
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX, TableSpec
-from rcray.aggregate.places import Places
+from rcray.aggregate.places import DEFAULT_BETA, Places, momentum
 from rcray.aggregate.results import results_table
 from rcray.aggregate.runtime import runtime_of_published, runtime_of_runs
 from rcray.aggregate.sample_tables import samples_table
-from rcray.aggregate.tables import Table
+from rcray.aggregate.tables import Table, slug
 from rcray.aggregate.theory import coefficients_table, regimes_table
 from rcray.aggregate.win_rates import win_rates_of_published, win_rates_of_runs
 from rcray.config.benchmarks import ALPACA_EVAL
+from rcray.config.models import model_title
 from rcray.config.objectives import Custom
 
 
@@ -95,46 +96,74 @@ def _theory(results: Sequence[CellResult] = ()) -> Chapter:
     return _chapter("Theory", "theory", intro, coefficients_table(own), regimes_table())
 
 
+Training = tuple[str, str, str]  # model, data, objective
+
+
 def other_specs(results: Sequence[CellResult], places: Places) -> list[TableSpec]:
-    """The paper's layouts for models, data and objectives that it does not have, where benchmarks were measured."""
-    known = {
-        (row.place.model, row.place.data, row.place.objective)
-        for spec in BENCHMARK_TABLES
-        if spec.axis == "rc"
-        for row in spec.rows()
-    }
-    other: dict[tuple[str, str, str], list[CellResult]] = {}
-    for result in results:
-        config = result.cell.config
-        key = (config.model.name, config.data.name, config.objective.name)
-        if key not in known and not config.is_start_model:  # those are rows of the others' tables
-            other.setdefault(key, []).append(result)
-    benchmarks = measured_benchmarks([result for group in other.values() for result in group])
+    """The paper's layouts for trainings that none of its tables has, where benchmarks were measured.
+
+    A table for all of them, or one for each number of epochs, so that no training goes unprinted; then ablations.
+    """
+    trainings = _other_trainings(results)
+    benchmarks = measured_benchmarks([result for group in trainings.values() for result in group])
     if not benchmarks:
         return []
     base = replace(BENCHMARK_TABLES[0], benchmarks=benchmarks, delta=True, paper=False)
+    by_epochs: dict[int, list[Training]] = {}
+    unusual: set[float] = set()  # momenta of trainings that have none with the usual one
+    ablations: list[TableSpec] = []
+    for training, group in trainings.items():
+        configs = [result.cell.config for result in group]
+        epochs = tuple(sorted({config.train.epochs for config in configs}))
+        betas = tuple(sorted({momentum(config) for config in configs if config.calibration.averages}))
+        by_epochs.setdefault(epochs[0], []).append(training)
+        unusual |= set(betas) if DEFAULT_BETA not in betas else set()
+        ablations += _ablations(base, training, betas, epochs)
+    title = "Evaluation results on benchmarks, other models and objectives"
+    first = min(by_epochs)
     specs = [
         replace(
             base,
-            name="benchmarks",
-            title="Evaluation results on benchmarks, other models and objectives",
-            groups=tuple(dict.fromkeys((model, data) for model, data, _ in other)),
-            objectives=tuple(dict.fromkeys(objective for _, _, objective in other)),
-            epochs=(min(result.cell.config.train.epochs for group in other.values() for result in group),),
+            name="benchmarks" if epochs_of_all == first else f"benchmarks-{epochs_of_all}-epochs",
+            title=title if len(by_epochs) == 1 else f"{title}, {epochs_of_all} epochs",
+            groups=tuple(dict.fromkeys((model, data) for model, data, _ in own)),
+            objectives=tuple(dict.fromkeys(objective for _, _, objective in own)),
+            betas=tuple(sorted(unusual)),
+            epochs=(epochs_of_all,),
         )
+        for epochs_of_all, own in sorted(by_epochs.items())
     ]
-    for (model, data, objective), group in other.items():
-        configs = [result.cell.config for result in group]
-        betas = tuple(sorted({c.calibration.ema_beta for c in configs if c.calibration.enabled}))
-        epochs = tuple(sorted({c.train.epochs for c in configs}))
-        one = replace(base, groups=((model, data),), objectives=(objective,), delta=False)
-        if len(betas) > 1:
-            title = f"Ablation of the EMA momentum, {objective} on {model}"
-            specs.append(replace(one, name=f"ema-{model}-{objective}", title=title, axis="ema", betas=betas))
-        if len(epochs) > 1:
-            title = f"Ablation of training epochs, {objective} on {model}"
-            specs.append(replace(one, name=f"epochs-{model}-{objective}", title=title, axis="epochs", epochs=epochs))
-    return [spec for spec in specs if any(places.settings(row.place) for row in spec.rows())]
+    return [spec for spec in (*specs, *ablations) if any(places.settings(row.place) for row in spec.rows())]
+
+
+def _other_trainings(results: Sequence[CellResult]) -> dict[Training, list[CellResult]]:
+    """Results that are no row of the paper's tables, by what was trained on what."""
+    rows = [row.place for spec in BENCHMARK_TABLES for row in spec.rows()]
+    known = {(p.model, p.data, p.objective, p.epochs, p.ema_beta or DEFAULT_BETA) for p in rows}
+    other: dict[Training, list[CellResult]] = {}
+    for result in results:
+        config = result.cell.config
+        training = (config.model.name, config.data.name, config.objective.name)
+        is_known = (*training, config.train.epochs, momentum(config)) in known
+        if not is_known and not config.is_start_model:  # that is a row of the others' tables
+            other.setdefault(training, []).append(result)
+    return other
+
+
+def _ablations(
+    base: TableSpec, training: Training, betas: tuple[float, ...], epochs: tuple[int, ...]
+) -> list[TableSpec]:
+    model, data, objective = training
+    one = replace(base, groups=((model, data),), objectives=(objective,), delta=False)
+    named, where = f"{model}-{objective}", f"{objective} on {model_title(model)}"
+    specs = []
+    if len(betas) > 1:
+        title = f"Ablation of the EMA momentum, {where}"
+        specs.append(replace(one, name=slug(f"ema-{named}"), title=title, axis="ema", betas=betas))
+    if len(epochs) > 1:
+        title = f"Ablation of training epochs, {where}"
+        specs.append(replace(one, name=slug(f"epochs-{named}"), title=title, axis="epochs", epochs=epochs))
+    return specs
 
 
 def measured_benchmarks(results: Sequence[CellResult]) -> tuple[str, ...]:

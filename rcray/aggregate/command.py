@@ -34,7 +34,7 @@ def run_report(request: Request) -> Report:
     """Writes the report that was asked for; a ledger and fetched runs are read as the store that they are."""
     _check(request)
     if request.published:
-        return write_published(request.out or PUBLISHED_FOLDER)
+        return write_published(request.out or PUBLISHED_FOLDER, is_ours=request.out is None)
     planned = request.experiments
     if request.ledger is not None:
         store = Store.at(request.ledger)
@@ -55,7 +55,8 @@ def run_report(request: Request) -> Report:
         export_ledger(request.export, planned, results)
     asked = zip(request.commands, (cells for _, cells in planned), strict=False)
     experiments = [experiment for experiment, _ in planned]
-    return write_report(folder, experiments, results, origins_of(asked), figures=request.figures)
+    is_ours = request.out is None  # else others may keep their files there, too
+    return write_report(folder, experiments, results, origins_of(asked), figures=request.figures, is_ours=is_ours)
 
 
 def _check(request: Request) -> None:

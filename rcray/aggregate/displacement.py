@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rcray.aggregate import summary
-from rcray.aggregate.estimates import Estimate, error_notes
+from rcray.aggregate.estimates import Estimate, difference_entry, error_notes
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN
-from rcray.aggregate.groups import MIXED, Comparison, Setting, difference, has_seeds
+from rcray.aggregate.groups import HEADS, MIXED, Comparison, Setting, difference, has_seeds
 from rcray.aggregate.results import drift_columns
 from rcray.aggregate.tables import Column, Entry, Row, Table, number
 from rcray.config.models import table_name
@@ -104,7 +104,6 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
     )  # fmt: skip
     gain = Column("accuracy_gain_points", "Δ DPO (points)", "accuracy minus that of DPO alone, pair by pair",
                   r"$\Delta$ DPO (points)", percent=True, sign=True, spread=True)  # fmt: skip
-    heads = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
     return Table(
         title="Cures for a falling chosen likelihood: which ratio, and is it in the band",
         notes=(
@@ -114,7 +113,7 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
             *(["Mean ± sample standard deviation over seeds."] if several else []),
             *error_notes("Δ DPO", several, list(deltas.values())),
         ),
-        columns=(*heads, *columns, gain),
+        columns=(*HEADS, *columns, gain),
         rows=tuple(
             Row(
                 table_name(model),
@@ -153,8 +152,7 @@ def _gain_entry(rows: Sequence[Cure], row: Cure, several: bool, gain: Estimate |
         missing = alone.setting.problem(ACCURACY)
         word = row.setting.problem(ACCURACY) or (f"{alone.title} {missing}" if missing else MIXED)
         return Entry(word, tone="status", runs=row.setting.run_ids)
-    tip = "" if gain.p is None else f"McNemar's exact test: p = {gain.p:.3g}"
-    return Entry(value=gain.value, spread=gain.spread(several), tip=tip, runs=row.setting.run_ids)
+    return difference_entry(gain, several, row.setting.run_ids)
 
 
 def verdict(comparisons: Sequence[Comparison], unit: str) -> Iterator[str]:

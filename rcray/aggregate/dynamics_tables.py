@@ -1,17 +1,16 @@
 """Our own tables of the step records: band and pathways per cell, prediction against probe set, head against full."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rcray.aggregate import summary
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.groups import NO_RECORDS, Comparison, Setting, has_seeds
+from rcray.aggregate.groups import HEADS, NO_RECORDS, Comparison, Setting, has_seeds, setting_rows
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
 
-_HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
 NO_PROBE = "not probed"
 
 
@@ -41,8 +40,8 @@ def pathways_table(comparisons: Sequence[Comparison]) -> Table:
             f"next table. Shares of optimizer steps. {meanings}.",
             *(["Mean ± sample standard deviation over seeds."] if several else []),
         ),
-        columns=(*_HEADS, *columns),
-        rows=_rows(comparisons, lambda setting: [setting.entry(column.metric, several) for column in columns]),
+        columns=(*HEADS, *columns),
+        rows=setting_rows(comparisons, lambda setting: [setting.entry(column.metric, several) for column in columns]),
         spread_name="std" if several else "stderr",
         name="pathways",
     )
@@ -77,7 +76,7 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
             "adapters named the realised pathway. Intervals of all seeds together.",
         ),
         columns=(
-            *_HEADS,
+            *HEADS,
             Column(
                 "agreement_percent", "Agreement (%)", "intervals on which both are the same", percent=True, bar=True
             ),
@@ -86,7 +85,7 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
             Column("realised", "Realised", "pathway: intervals", align="left"),
             Column("intervals", "Intervals", digits=0),
         ),
-        rows=_rows(comparisons, entries),
+        rows=setting_rows(comparisons, entries),
         name="pathway-agreement",
     )
 
@@ -137,7 +136,7 @@ def head_full_table(pairs: Sequence[EstimatorPair]) -> Table | None:
             "Both bands at the same steps. Same side: both say inside, or both outside. Gaps are medians of absolute "
             "differences; half-widths only where both bands are bounded (ρ > 0).",
         ),
-        columns=(*_HEADS, *columns),
+        columns=(*HEADS, *columns),
         rows=tuple(
             Row(
                 table_name(pair.model),
@@ -156,14 +155,6 @@ def _pair_entry(pair: EstimatorPair, column: Column) -> Entry:
         return Entry(value=float(pair.metrics[summary.SAME_SIDE].n))
     row = pair.head.metrics[summary.IN_BAND] if column.metric == summary.IN_BAND else pair.metrics[column.metric]
     return Entry(value=row.value, runs=pair.runs) if row.ok else Entry(row.status, tone="absent")
-
-
-def _rows(comparisons: Sequence[Comparison], entries: Callable[[Setting], list[Entry]]) -> tuple[Row, ...]:
-    return tuple(
-        Row(table_name(c.model), (Entry(c.title), Entry(setting.rc), *entries(setting)))
-        for c in comparisons
-        for setting in c.settings
-    )
 
 
 def _counted(counts: Counter[str]) -> str:

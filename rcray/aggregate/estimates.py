@@ -49,6 +49,12 @@ def estimate(values: Sequence[float], stderr: float | None = None) -> Estimate |
     return Estimate(mean, len(values), std / math.sqrt(len(values)), std)
 
 
+def difference_entry(difference: Estimate, several: bool, runs: tuple[str, ...]) -> Entry:
+    """A difference as a table shows it; `several`: the table has seeds."""
+    tip = "" if difference.p is None else f"McNemar's exact test: p = {difference.p:.3g}"
+    return Entry(value=difference.value, spread=difference.spread(several), tip=tip, runs=runs)
+
+
 def error_notes(name: str, several: bool, differences: Sequence[Estimate]) -> Iterator[str]:
     """How the errors of a column of differences were found."""
     paired = [difference for difference in differences if difference.paired]

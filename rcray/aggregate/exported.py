@@ -96,9 +96,9 @@ def _export_run(result: CellResult, target: RunDir) -> None:
             write_status(target.status, replace(read_status(source.status), writer=None, attempt=""))
         except StoreError:
             shutil.copyfile(source.status, target.status)
-    for name in ("evaluation", "samples", "adjusted"):
-        if getattr(source, name).exists():
-            shutil.copyfile(getattr(source, name), getattr(target, name))
+    for name in source.records.keys() - {target.config.name, target.status.name}:
+        if source.records[name].exists():
+            shutil.copyfile(source.records[name], target.records[name])
     for kept in sorted([*source.path.glob("items/*.parquet"), *source.path.glob("displaced/*.parquet")]):
         write_atomic(target.path / kept.parent.name / kept.name, kept.read_bytes())
     if result.recorded:

@@ -6,7 +6,7 @@ without calibration) does not part what belongs together, and one that has is na
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from rcray.aggregate.collect import CellResult, Metric
 from rcray.aggregate.estimates import Estimate, estimate
 from rcray.aggregate.frame import DYNAMICS, Measurement
 from rcray.aggregate.paired import paired_error
-from rcray.aggregate.tables import Entry
+from rcray.aggregate.tables import Column, Entry, Row
 from rcray.config import RunConfig, content_key, flatten, identity
+from rcray.config.models import table_name
 from rcray.records.states import State
 
 NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json has no such row
@@ -138,6 +139,19 @@ class Comparison:
     def settings(self) -> tuple[Setting, ...]:
         """Every row of the comparison, without RC first."""
         return (self.without, *self.with_rc) if self.without else self.with_rc
+
+
+#: The first columns of a table with a row for each setting, and its rows.
+HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
+
+
+def setting_rows(comparisons: Iterable[Comparison], entries: Callable[[Setting], Iterable[Entry]]) -> tuple[Row, ...]:
+    """A row for each setting: under HEADS what it is, then what `entries` says of it."""
+    return tuple(
+        Row(table_name(c.model), (Entry(c.title), Entry(setting.rc), *entries(setting)))
+        for c in comparisons
+        for setting in c.settings
+    )
 
 
 def compare(results: Sequence[CellResult]) -> list[Comparison]:

@@ -15,8 +15,7 @@ from rcray.train.dynamics import part_name
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-#: What a report reads of a run; everything else (weights, checkpoints, figures) stays on the server.
-_FILES = ("config.yaml", "status.json", "evaluation.json", "samples.json", "adjusted.json")
+# What a report reads of a run, beside its records; everything else (weights, checkpoints, figures) stays on the server.
 _PART = re.compile(r"dynamics/part-\d+-\d+\.parquet")
 _ITEMS = re.compile(r"items/([0-9A-Za-z-]+)\.parquet")
 _PARTS, _WHOLE = "dynamics", "dynamics.parquet"  # step records as they lie in a store, or in one piece
@@ -72,7 +71,7 @@ def _download(client: "MlflowClient", mlflow_run: str, run: RunDir) -> None:
     shutil.rmtree(run.path, ignore_errors=True)  # an earlier fetch: its records may be of other steps
     run.path.mkdir(parents=True)
     for entry in client.list_artifacts(mlflow_run):
-        if entry.path in _FILES:
+        if entry.path in run.records:
             client.download_artifacts(mlflow_run, entry.path, str(run.path))
         elif entry.path in (_PARTS, "items"):  # one by one: the names are the server's, only our own kind is taken
             for part in client.list_artifacts(mlflow_run, entry.path):

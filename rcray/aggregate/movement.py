@@ -73,7 +73,7 @@ def _path(records: dict[str, np.ndarray]) -> MovementPath:
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurningPoint:
     """The fit of gain = d (a - b log d)."""
 
     a: float
@@ -89,7 +89,7 @@ class Turn:
         return distance * (self.a - self.b * np.log(distance))
 
 
-def turning_point(distance: np.ndarray, gain: np.ndarray) -> Turn | str:
+def turning_point(distance: np.ndarray, gain: np.ndarray) -> TurningPoint | str:
     """The fit where it turns within the points; otherwise why there is none to name."""
     beyond = distance > 0
     d, g = distance[beyond], gain[beyond]
@@ -101,7 +101,7 @@ def turning_point(distance: np.ndarray, gain: np.ndarray) -> Turn | str:
     left = float(((g - columns @ (a, b)) ** 2).sum())
     if spread == 0 or left > (1 - _LEAST_EXPLAINED) * spread:
         return "no clear curve"
-    if b <= 0 or a / b > 50 or Turn(a, b).at >= d.max():
+    if b <= 0 or a / b > 50 or TurningPoint(a, b).at >= d.max():
         return "not reached"
-    turn = Turn(float(a), float(b))
+    turn = TurningPoint(float(a), float(b))
     return turn if turn.at > d.min() else "no clear curve"

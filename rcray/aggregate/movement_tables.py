@@ -6,12 +6,10 @@ import numpy as np
 
 from rcray.aggregate import movement
 from rcray.aggregate.frame import ACCURACY, RANKING, RANKING_PER_TOKEN
-from rcray.aggregate.groups import Comparison, Setting, has_seeds
-from rcray.aggregate.movement import Turn, movement_path, turning_point
-from rcray.aggregate.tables import Column, Entry, Row, Table
-from rcray.config.models import table_name
+from rcray.aggregate.groups import HEADS, Comparison, Setting, has_seeds, setting_rows
+from rcray.aggregate.movement import TurningPoint, movement_path, turning_point
+from rcray.aggregate.tables import Column, Entry, Table
 
-_HEADS = (Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"))
 _SEEDS = "Mean ± sample standard deviation over seeds."
 
 
@@ -84,31 +82,25 @@ def frontier_table(comparisons: Sequence[Comparison]) -> Table | None:
 def _table(
     comparisons: Sequence[Comparison], columns: Sequence[Column], name: str, title: str, note: str
 ) -> Table | None:
-    lines = [(c, setting) for c in comparisons for setting in c.settings]
-    if not any(movement.KL in result.metrics for _, setting in lines for result in setting.finished):
+    settings = [setting for c in comparisons for setting in c.settings]
+    if not any(movement.KL in result.metrics for setting in settings for result in setting.finished):
         return None
-    several = has_seeds(setting for _, setting in lines)
-    rows = [
-        Row(
-            table_name(c.model),
-            (Entry(c.title), Entry(setting.rc), *(_entry(column, setting, several) for column in columns)),
-        )
-        for c, setting in lines
-    ]
+    several = has_seeds(settings)
+    rows = setting_rows(comparisons, lambda setting: [_entry(column, setting, several) for column in columns])
     notes = (note, _SEEDS) if several else (note,)
-    return Table(title, notes, (*_HEADS, *columns), tuple(rows), "std" if several else "stderr", name)
+    return Table(title, notes, (*HEADS, *columns), rows, "std" if several else "stderr", name)
 
 
 def _entry(column: Column, setting: Setting, several: bool) -> Entry:
     if column.metric:
         return setting.entry(column.metric, several)
     turn = turn_of(setting)
-    if isinstance(turn, Turn):
+    if isinstance(turn, TurningPoint):
         return Entry(value=turn.at, runs=setting.run_ids)
     return Entry(turn, tone="absent")
 
 
-def turn_of(setting: Setting) -> Turn | str:
+def turn_of(setting: Setting) -> TurningPoint | str:
     """The turning point of a setting, over the probes of all its seeds."""
     paths = [path for result in setting.finished if len((path := movement_path(result.run)).distance)]
     if not paths:

@@ -77,6 +77,8 @@ class TableSpec:
             name = objective_title(without.objective)
             yield RowSpec(group, (name, "w/o"), without)
             yield RowSpec(group, (name, "w/"), _with_rc(without), without)
+            for beta in self.betas:  # other momenta than the usual one
+                yield RowSpec(group, (name, f"w/ (ema_beta={beta:g})"), _with_rc(without, ema_beta=beta), without)
         elif self.axis == "ema":
             yield RowSpec(group, ("w/o RC",), without)
             for beta in self.betas:

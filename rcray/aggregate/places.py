@@ -39,7 +39,7 @@ class Places:
         runs = self.runs.get((place.model, place.data, place.objective, place.rc, place.epochs), ())
         if place.rc:
             beta = DEFAULT_BETA if place.ema_beta is None else place.ema_beta
-            runs = [run for run in runs if math.isclose(run.cell.config.calibration.ema_beta, beta)]
+            runs = [run for run in runs if math.isclose(momentum(run.cell.config), beta)]
         usual = [run for run in runs if _usual_scores(run.cell.config)]
         return settings_of(usual or runs)
 
@@ -51,6 +51,11 @@ class Places:
         elif spec.axis == "epochs":
             rows = [row for row in rows if row.place.epochs > 1]
         return any(self.settings(row.place) for row in rows)
+
+
+def momentum(config: RunConfig) -> float:
+    """The EMA momentum of a run; the usual one where nothing reads it."""
+    return config.calibration.ema_beta if config.calibration.averages else DEFAULT_BETA
 
 
 def _key(config: RunConfig) -> tuple[str, str, str, bool, int]:

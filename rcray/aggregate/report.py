@@ -78,11 +78,12 @@ def write_report(
     origins: tuple[Origin, ...] = (),
     *,
     figures: bool = True,
+    is_ours: bool = True,
 ) -> Report:
     """Writes the report of one or more experiments; a run that several of them share counts once.
 
-    Cells without a result are in every table by their status. Files of an earlier report that this one does not write
-    again are removed, so that the folder never shows what is no longer part of it.
+    Cells without a result are in every table by their status. In a folder that is ours, files of an earlier report that
+    this one does not write again are removed, so that it never shows what is no longer part of it.
     """
     from rcray.aggregate.html import Page
 
@@ -105,14 +106,15 @@ def write_report(
     write_explore(folder, Subject(name, title, description, origins), results)
 
     if not figures:
-        return _write(page, ())
+        return _write(page, (), is_ours)
     from rcray.aggregate.figures import draw_all  # matplotlib takes a second to import
     from rcray.aggregate.figures.sensitivity import draw_sensitivities
 
-    return _write(page, chain(draw_all(comparisons, pairs, unit), draw_sensitivities(comparisons, results)))
+    plots = chain(draw_all(comparisons, pairs, unit), draw_sensitivities(comparisons, results))
+    return _write(page, plots, is_ours)
 
 
-def write_published(folder: Path) -> Report:
+def write_published(folder: Path, *, is_ours: bool = True) -> Report:
     """Writes the paper's own tables from the numbers in the package: no run is needed."""
     from rcray.aggregate.figures.sensitivity import draw_published_sensitivity
     from rcray.aggregate.html import Page
@@ -123,7 +125,7 @@ def write_published(folder: Path) -> Report:
         "will have. Nothing here was measured by this program."
     )
     page = Page(folder, "published", title, description, catalogue_of_published())
-    return _write(page, draw_published_sensitivity())
+    return _write(page, draw_published_sensitivity(), is_ours)
 
 
 def names_of(experiments: Sequence[Experiment]) -> tuple[str, str, str]:
@@ -136,7 +138,7 @@ def names_of(experiments: Sequence[Experiment]) -> tuple[str, str, str]:
     return name, f"{len(experiments)} experiments", f"{titles}."
 
 
-def _write(page: "Page", plots: Iterable["Plot"]) -> Report:
+def _write(page: "Page", plots: Iterable["Plot"], is_ours: bool) -> Report:
     from rcray.aggregate.html import to_html
 
     folder = page.folder
@@ -151,8 +153,9 @@ def _write(page: "Page", plots: Iterable["Plot"]) -> Report:
     if page.results:
         rows = (row for result in page.results if result.ok for row in result.metrics.values())
         write_atomic(folder / "measurements.csv", frame_csv(rows))
-    _remove_others(folder / "tables", tables)
-    _remove_others(folder / "figures", figures)
+    if is_ours:
+        _remove_others(folder / "tables", tables)
+        _remove_others(folder / "figures", figures)
     target = folder / "report.html"
     write_atomic(target, to_html(replace(page, plots=placed)))
     return Report(target, tuple(tables), tuple(figures), page.catalogue.tables[0], tuple(page.results))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.estimates import Estimate, error_notes, p_entry
+from rcray.aggregate.estimates import Estimate, difference_entry, error_notes, p_entry
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, RANKING, RANKING_PER_TOKEN, likelihood_unit
 from rcray.aggregate.groups import MIXED, Comparison, Setting, compare, difference, has_seeds, paired_differences
 from rcray.aggregate.mixtures import mark
@@ -130,8 +130,7 @@ def _delta(without: Setting | None, setting: Setting, several: bool, delta: Esti
     if delta is None:
         word = setting.problem(ACCURACY) or without.problem(ACCURACY) or MIXED
         return Entry(word, tone="status", runs=setting.run_ids)
-    tip = "" if delta.p is None else f"McNemar's exact test: p = {delta.p:.3g}"
-    return Entry(value=delta.value, spread=delta.spread(several), tip=tip, runs=setting.run_ids)
+    return difference_entry(delta, several, setting.run_ids)
 
 
 def _p(without: Setting | None, setting: Setting, several: bool, delta: Estimate | None) -> Entry:

@@ -104,21 +104,21 @@ def _table(
 def _time(minutes: float | str, runs: tuple[str, ...]) -> Entry:
     if isinstance(minutes, str):
         return Entry(minutes, tone="absent" if minutes == NOT_PLANNED else "status")
-    return Entry(duration(minutes), value=minutes, runs=runs)
+    return Entry(hours_and_minutes(minutes), value=minutes, runs=runs)
 
 
 def _signed_time(time: Overhead) -> Entry:
     if time.minutes is None:
         return _UNKNOWN
     sign = "-" if time.minutes < 0 or (time.minutes == 0 and (time.percent or 0) < 0) else "+"
-    return Entry(f"{sign}{duration(abs(time.minutes))}", value=time.minutes)
+    return Entry(f"{sign}{hours_and_minutes(abs(time.minutes))}", value=time.minutes)
 
 
 def _percent(time: Overhead) -> Entry:
     return _UNKNOWN if time.percent is None else Entry(f"{time.percent:+.1f}%", value=time.percent)
 
 
-def duration(minutes: float) -> str:
+def hours_and_minutes(minutes: float) -> str:
     """Minutes as the paper prints them, `10h 46m`; in seconds below five minutes, unless they are whole minutes."""
     if minutes < 5 and minutes != int(minutes):
         return f"{60 * minutes:.1f}s"

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.groups import Comparison, has_seeds
-from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.aggregate.groups import HEADS, Comparison, has_seeds, setting_rows
+from rcray.aggregate.tables import Column, Table
 from rcray.config.benchmarks import SAMPLES
-from rcray.config.models import table_name
 from rcray.errors import StoreError
 from rcray.records.samples import Sample, read_samples
 
@@ -26,7 +25,7 @@ class RunSamples:
 
 def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
     """Length, repetition and flagged answers of both models; None where no run was asked for samples."""
-    lines = [(c, setting) for c in comparisons for setting in c.settings]
+    settings = [setting for c in comparisons for setting in c.settings]
     columns = tuple(
         Column(f"{name}_{side}", f"{title}, {side}{unit}", help, metric=f"{SAMPLES}/{name}_{side}", digits=1,
                percent=bool(unit), spread=True)
@@ -37,9 +36,9 @@ def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
         )
         for side in ("start", "trained")
     )  # fmt: skip
-    if not any(column.metric in r.metrics for _, setting in lines for r in setting.finished for column in columns):
+    if not any(column.metric in r.metrics for setting in settings for r in setting.finished for column in columns):
         return None
-    several = has_seeds(setting for _, setting in lines)
+    several = has_seeds(settings)
     return Table(
         title="Answers to held-out prompts, before and after",
         notes=(
@@ -47,23 +46,19 @@ def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
             "one. Flagged: no word in it, broken characters, one passage again and again, another script or language "
             "than that of the chosen answer.",
         ),
-        columns=(Column("objective", "Objective", align="left"), Column("rc", "RC", align="left"), *columns),
-        rows=tuple(
-            Row(
-                table_name(c.model),
-                (Entry(c.title), Entry(setting.rc), *(setting.entry(column.metric, several) for column in columns)),
-            )
-            for c, setting in lines
-        ),
+        columns=(*HEADS, *columns),
+        rows=setting_rows(comparisons, lambda s: [s.entry(column.metric, several) for column in columns]),
         spread_name="std" if several else "stderr",
         name="samples",
     )
 
 
 def samples_of_runs(results: Iterable[CellResult]) -> list[RunSamples]:
-    """The texts of the finished runs that have some; a file that cannot be read has none."""
-    shown = []
+    """The texts of the first finished runs that have some; a file that cannot be read has none."""
+    shown: list[RunSamples] = []
     for result in results:
+        if len(shown) == SHOWN_RUNS:
+            break
         try:
             samples = read_samples(result.run.samples) if result.ok else ()
         except StoreError:
@@ -71,4 +66,4 @@ def samples_of_runs(results: Iterable[CellResult]) -> list[RunSamples]:
         if samples:
             flagged = sum(bool(answer.flags) for sample in samples for answer in sample.trained)
             shown.append(RunSamples(result.cell.run_id, result.cell.label, samples, flagged))
-    return shown[:SHOWN_RUNS]
+    return shown

@@ -91,6 +91,11 @@ class Table:
         return [i for i, column in enumerate(self.columns) if not column.csv_only]
 
 
+def slug(text: str) -> str:
+    """A file name of a title."""
+    return re.sub(r"[^a-z0-9.=]+", "-", text.lower()).strip("-.")
+
+
 def number(value: float, digits: int, sign: bool = False) -> str:
     """A rounded number; never `-0.0`."""
     if not math.isfinite(value):

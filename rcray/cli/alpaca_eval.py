@@ -138,9 +138,9 @@ def sweep_(
     experiment, cells = cells_of(file, set_)
     require("sweep", "eval")
     announce(f"answers of {len(cells)} cells of {experiment.name}")
-    from rcray.evaluate.alpaca_eval.command import run_sweep
+    from rcray.evaluate.alpaca_eval.command import compare_sweep
 
-    run_sweep(cells, Store.open(store), experiment.evaluation, typer.echo, only_estimate=only_estimate)
+    compare_sweep(cells, Store.open(store), experiment.evaluation, typer.echo, only_estimate=only_estimate)
 
 
 def _print_rows(comparison: Any, config: JudgeConfig, cache: Path, difficulty: Path | None, *, spend: bool) -> None:

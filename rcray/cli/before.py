@@ -153,13 +153,15 @@ def plan(
         require("sweep")
         announce(f"timing micro-batches of {named} on this machine")
     from rcray.sweep.accelerators import accelerator
+    from rcray.sweep.grid import chosen
     from rcray.sweep.placement import read_cluster_file
     from rcray.sweep.planning import make_plan, measured_plan, plan_table, summary
 
     nodes = read_cluster_file(cluster) if cluster else None
-    planned = make_plan(
-        [(file, *cells_of(file, set_, tiny, None, only)) for file in files], store, nodes, accelerator(gpu)
-    )
+    loaded = [(file, *cells_of(file, set_, tiny)) for file in files]
+    wanted = {cell.run_id for cell in chosen([cell for *_, cells in loaded for cell in cells], only, named)}
+    expanded = [(file, each, [cell for cell in cells if cell.run_id in wanted]) for file, each, cells in loaded]
+    planned = make_plan(expanded, store, nodes, accelerator(gpu))
     if measure:
         planned = measured_plan(planned, Store.open(store), lambda line: typer.echo(line, err=True))
     if json_:

@@ -114,7 +114,7 @@ def sweep(
 
     with LedgerScreen(experiment.title or experiment.name) as screen:
 
-        def run_cells(wanted: Any) -> Any:
+        def run_cells(wanted: Any, tried: Any = ()) -> Any:
             return run(
                 experiment,
                 wanted,
@@ -125,6 +125,7 @@ def sweep(
                 cluster_file=cluster,
                 figures=not no_figures,
                 command=sweep_command(file, set_, tiny),
+                tried=tried,
             )
 
         if searches:
@@ -169,12 +170,9 @@ def submit(
     if store is not None and not store.is_absolute():
         raise ConfigError(f"--store {store}: not absolute", fix="give the path as the cluster's nodes see it")
     announce(f"submitting {experiment.name} to {address}")
-    options = [part for item in set_ or () for part in ("--set", item)]
-    options += ["--tiny"] if tiny else []
-    options += ["--store", str(store)] if store else []
     # One that ships with the package is there under its name, in the version that the cluster has.
     place = str(file) if find_experiment(file) != file else file_in_job(file, working_dir)
-    command = ["sweep", place, *options]
+    command = [*sweep_command(place, set_, tiny)[1:], *(["--store", str(store)] if store else [])]
     submission = Submission(experiment.name, command, working_dir.resolve(), parse_env(env or ()))
     sys.exit(run(submission, address, follow_log=not no_follow, write=_write_through))
 

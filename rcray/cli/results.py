@@ -20,8 +20,9 @@ from rcray.cli.shared import (
     cells_of,
     sweep_command,
 )
-from rcray.errors import RcrayError
+from rcray.errors import RcrayError, printable
 from rcray.extras import require
+from rcray.secrets import redact
 from rcray.store import DEFAULT_STORE, Store
 
 
@@ -206,6 +207,7 @@ def sync(
     from rcray.follow import one_to_follow
     from rcray.progress import DeliveryLine, Interruptible
     from rcray.track.address import tracking_address
+    from rcray.track.book import Book
 
     models = delivering.Models(log_models, register, best_by)
     uri = tracking_address(tracking_uri).uri if tracking_uri else None
@@ -214,8 +216,6 @@ def sync(
     names = []
     for given in experiments or []:
         if given.endswith((".yaml", ".yml")):  # an untracked experiment is tracked from now on
-            from rcray.track.book import Book
-
             experiment, cells = cells_of(Path(given), set_)
             Book(opened, experiment.name).enter(cells, experiment.title, uri)
             given = experiment.name
@@ -224,7 +224,8 @@ def sync(
     if not books:
         typer.echo(f"{opened.root}: nothing was tracked here yet")
         return
-    for book in [one_to_follow(books)] if follow else books:
+
+    def deliver(book: Book) -> None:
         address = delivering.address_for(book, uri, opened)
         with Interruptible() as interruptible, DeliveryLine(book.name, address.shown) as line:
             if follow:
@@ -237,3 +238,16 @@ def sync(
             typer.echo(f"  {text}")
         if synced.problems:
             raise RcrayError("\n".join(synced.problems), fix="mend or delete these run directories, then sync again")
+
+    if follow or len(books) == 1:
+        deliver(one_to_follow(books) if follow else books[0])
+        return
+    undelivered = []
+    for book in books:
+        try:
+            deliver(book)
+        except RcrayError as error:  # of this experiment; the others may have another address, and have their own runs
+            typer.echo(printable(redact(str(error))), err=True)
+            undelivered.append(book.name)
+    if undelivered:
+        raise RcrayError(f"not delivered: {', '.join(undelivered)}", fix="see above, then sync again")

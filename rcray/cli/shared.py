@@ -74,7 +74,7 @@ def cells_of(
     return experiment, chosen(cells, only, file)
 
 
-def sweep_command(file: Path, overrides: list[str] | None, tiny: bool = False) -> list[str]:
+def sweep_command(file: Path | str, overrides: list[str] | None, tiny: bool = False) -> list[str]:
     """The command that runs a file's cells; one that takes some of them adds --only."""
     settings = [part for item in overrides or () for part in ("--set", item)]
     return ["rcray", "sweep", str(file), *settings, *(["--tiny"] if tiny else [])]

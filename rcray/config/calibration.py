@@ -74,6 +74,11 @@ class CalibrationConfig(Section):
         return named[self.kind] if self.enabled else "no RC"
 
     @property
+    def averages(self) -> bool:
+        """Whether alpha comes from smoothed statistics, and so has a momentum."""
+        return self.enabled and self.kind == "published"
+
+    @property
     def steers_by_update(self) -> bool:
         """Whether alpha comes from the update that is made."""
         return self.enabled and self.kind == "update"

@@ -93,13 +93,6 @@ class DataConfig(Section):
             return given
         return {**source_of(str(given.get("name", "synthetic"))).defaults, **given}
 
-    @field_validator("train_pairs", mode="before")
-    @classmethod
-    def _pairs_are_a_number(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError(f"{str(value).lower()} is not a number")
-        return value
-
     @field_validator("exclude_rows", mode="before")
     @classmethod
     def _rows_may_lie_in_a_file(cls, given: Any) -> Any:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rcray.config.bundled import bundled_experiments, find_experiment
-from rcray.config.objectives import BY_NAME, Custom, objective_tag
+from rcray.config.objectives import BY_NAME, Custom
 from rcray.config.objectives.names import nearest_name
 from rcray.config.schema import Experiment, RunConfig, open_short_forms
 from rcray.errors import ConfigError, did_you_mean
@@ -290,16 +290,3 @@ def _literals(model: type[BaseModel], location: tuple[Any, ...]) -> list[Any]:
     parent = _model_at(model, location[:-1])
     field = parent.model_fields.get(str(location[-1])) if parent else None
     return list(get_args(field.annotation)) if field else []
-
-
-__all__ = [
-    "build_run",
-    "load_experiment",
-    "merge",
-    "objective_tag",
-    "parse_overrides",
-    "read_yaml",
-    "set_path",
-    "set_paths",
-    "shown",
-]

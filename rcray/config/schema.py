@@ -257,6 +257,11 @@ class RunConfig(Section):
         return self.objective.traits.needs_reference
 
     @property
+    def caches_reference(self) -> bool:
+        """Whether these are computed once for all cells; token-level objectives run the reference in every step."""
+        return self.needs_reference and not self.objective.traits.token_level
+
+    @property
     def objective_title(self) -> str:
         """The objective's name as tables print it."""
         if self.is_start_model:
@@ -278,7 +283,7 @@ class RunConfig(Section):
         if self.data.train_pairs is None:
             return None
         gone = len(self.data.exclude_rows or ()) if self.data.name == "synthetic" else 0  # elsewhere others are drawn
-        return self.train.epochs * ((self.data.train_pairs - gone) // self.train.batch_size)
+        return self.train.steps(self.data.train_pairs - gone)
 
 
 class Experiment(Section):

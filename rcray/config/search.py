@@ -12,8 +12,8 @@ from rcray.config.section import Section
 class Range(Section):
     """The values a field may take."""
 
-    low: float = Field(allow_inf_nan=False)
-    high: float = Field(allow_inf_nan=False)
+    low: float
+    high: float
     scale: Literal["linear", "log"] = "linear"
 
     @model_validator(mode="after")

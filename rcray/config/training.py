@@ -53,6 +53,10 @@ class TrainConfig(Section):
             )
         return self
 
+    def steps(self, pairs: int) -> int:
+        """Optimizer steps on so many pairs; the incomplete last batch of an epoch is left out."""
+        return self.epochs * (pairs // self.batch_size)
+
 
 class ExecutionConfig(Section):
     """How a run is carried out; none of it changes the result, so none of it is in the run's identity."""

@@ -8,9 +8,6 @@ import torch
 from torch import Tensor
 
 from rcray.data.encoded import EncodedPair
-from rcray.data.schedule import LookSchedule, Schedule, padding_share
-
-__all__ = ["Batch", "LookSchedule", "Schedule", "Side", "collate", "mismatched", "moved", "padding_share"]
 
 
 @dataclass(frozen=True)

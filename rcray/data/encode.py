@@ -19,7 +19,7 @@ from rcray.data.pairs import refuse_bad
 from rcray.errors import DataError
 
 __all__ = [
-    "EncodeReport", "EncodedPair", "EncodedPairs", "Rendering", "encode_stream", "render", "require",
+    "EncodeReport", "EncodedPair", "EncodedPairs", "Rendering", "encode_stream", "render", "require_pairs",
     "truncated", "whole_pair",
 ]  # fmt: skip
 
@@ -50,7 +50,7 @@ def encode_stream(
             yield outcome
 
 
-def require(report: EncodeReport, where: str, least: int = 1) -> None:
+def require_pairs(report: EncodeReport, where: str, least: int = 1) -> None:
     """Refuses a split with too few usable pairs, and says what became of the others."""
     if report.kept < least:
         count = "no usable pair is left" if report.kept == 0 else f"{report.kept} usable pairs, {least} are needed"

@@ -27,8 +27,6 @@ TRAIN, HELD_OUT = "train", "held-out"
 DRAW_VERSION = 1  # raised when the same seed would draw other rows; before there was one, the first rows were taken
 _DRAWN_AT_ONCE = 4096  # pairs held as text; a larger draw reads its source once for each such part
 
-__all__ = ["Pair", "PairSplits", "Skipped", "Turn", "check_pairs", "load_pairs", "refuse_bad"]
-
 
 @dataclass(frozen=True)
 class Stream:
@@ -121,10 +119,14 @@ def _held_out_share(rows: Rows, config: DataConfig) -> PairSplits:
         chosen = drawn()
         return (item for i, item in enumerate(read_pairs(rows, config)) if i in chosen)
 
+    @cache  # a draw reads the training rows many times
+    def held_out_prompts() -> frozenset[bytes]:
+        return frozenset(_prompt_key(item) for item in held_out() if not isinstance(item, Skipped))
+
     def train() -> Iterator[Item | Skipped]:
-        prompts = {_prompt_key(item) for item in held_out() if not isinstance(item, Skipped)}
+        chosen, prompts = drawn(), held_out_prompts()
         for i, item in enumerate(_without_excluded(read_pairs(rows, config), config)):
-            if i in drawn():
+            if i in chosen:
                 continue
             if not isinstance(item, Skipped) and _prompt_key(item) in prompts:
                 yield Skipped(item.row, "dropped held out", "its prompt is that of a held-out row", bad=False)

@@ -18,13 +18,13 @@ from filelock import FileLock
 
 from rcray.config import content_key
 from rcray.config.data import DataConfig
-from rcray.data.encode import encode_stream, require
+from rcray.data.encode import encode_stream, require_pairs
 from rcray.data.encoded import EncodedPairs, EncodeReport, MappedPairs, PairWriter, Tally
 from rcray.data.pairs import DRAW_VERSION, HELD_OUT, TRAIN, PairSplits, load_pairs
 from rcray.data.readers import READER_VERSION
 from rcray.data.rows import file_digest
 from rcray.errors import DataError, StoreError
-from rcray.files import publish_directory, read_json, write_json
+from rcray.files import measured, publish_directory, read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +84,12 @@ def _build(directory: Path, splits: PairSplits, tokenizer: Any, config: DataConf
     for name, items, limit in parts:
         report = EncodeReport(asked=limit)
         digest = _write_split(directory / name, items, tokenizer, config, report)
-        require(report, f"data.name: {config.name}: {name}", _LEAST[name])
+        require_pairs(report, f"data.name: {config.name}: {name}", _LEAST[name])
         if any(kind.startswith("dropped") for kind in report.kinds):
             log.warning("%s, %s: %s", config.name, name, report.summary())
         manifest["splits"][name] = {"digest": digest, **_report_content(report)}
     manifest["files"] = {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        str(path.relative_to(directory)): measured(path) for path in sorted(directory.rglob("*")) if path.is_file()
     }
     write_json(directory / "manifest.json", manifest)
 

@@ -10,7 +10,7 @@ Pairs made of unpaired rows weigh in a step what repeats.py says.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -58,23 +58,29 @@ class Schedule:
                 f"train.batch_size {config.train.batch_size}: only {pairs} usable pairs, not one step would be made",
                 fix="lower train.batch_size or raise data.train_pairs",
             )
-        train, sizes = config.train, None
-        if config.data.bucketing == "length":
-            if lengths is None:
-                raise ValueError("bucketing by length needs the lengths of the pairs")
-            sizes = lengths @ (2, 1, 1)  # the prompt is read on both sides
-        numbers = train.batch_size, train.micro_batch_size, train.epochs, train.seed
-        schedule = cls(pairs, *numbers, sizes, behind=behind, prompts=prompts)
-        if train.micro_batch_tokens is None:
-            return schedule
-        if lengths is None:
-            raise ValueError("a budget of tokens needs the lengths of the pairs")
-        return replace(schedule, budget=train.micro_batch_tokens, tokens=lengths @ (2, 1, 1))
+        train = config.train
+        bucketed, budget = config.data.bucketing == "length", train.micro_batch_tokens
+        if lengths is None and (bucketed or budget is not None):
+            raise ValueError("bucketing by length and a budget of tokens need the lengths of the pairs")
+        tokens = None if lengths is None else lengths @ (2, 1, 1)  # the prompt is read on both sides
+        return cls(
+            pairs, train.batch_size, train.micro_batch_size, train.epochs, train.seed,
+            sizes=tokens if bucketed else None,
+            budget=budget,
+            tokens=None if budget is None else tokens,
+            behind=behind,
+            prompts=prompts,
+        )  # fmt: skip
 
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches in one pass; the incomplete last one is left out."""
         return self.pairs // self.batch_size
+
+    @property
+    def pairs_per_epoch(self) -> int:
+        """The pairs that these have."""
+        return self.steps_per_epoch * self.batch_size
 
     @property
     def total_steps(self) -> int:
@@ -104,7 +110,7 @@ class Schedule:
         behind, epoch = self.behind, step // self.steps_per_epoch
 
         def make() -> np.ndarray:
-            order = self._order(epoch)[: self.steps_per_epoch * self.batch_size]
+            order = self._order(epoch)[: self.pairs_per_epoch]
             return weights_of(behind, order, self.batch_size, _generator(self.seed, epoch, -1))
 
         return _once(self._weights, epoch, make)
@@ -122,7 +128,7 @@ class Schedule:
             return None
 
         def make() -> np.ndarray:
-            order = self._order(epoch)[: self.steps_per_epoch * self.batch_size]
+            order = self._order(epoch)[: self.pairs_per_epoch]
             first = np.full(prompts.max() + 1, len(order))
             np.minimum.at(first, prompts[order], np.arange(len(order))[:, None])
             earliest: np.ndarray = first[prompts].min(1)
@@ -141,7 +147,7 @@ class Schedule:
                 order = kept_together(self.behind, generator)
             if self.sizes is None:
                 return order
-            return bucketed(order[: self.steps_per_epoch * self.batch_size], self.sizes, self.batch_size, generator)
+            return bucketed(order[: self.pairs_per_epoch], self.sizes, self.batch_size, generator)
 
         return _once(self._kept, epoch, make)
 
@@ -184,7 +190,7 @@ class LookSchedule:
             return None
         order = self.schedule._order(epoch)
         size = self.schedule.batch_size
-        used = self.schedule.steps_per_epoch * size
+        used = self.schedule.pairs_per_epoch
         count = min(self.pairs, used - size or used)  # beside a single batch there is no other pair
         room = max(count, min(self._count(epoch) * count, used // 4 // count * count))
         until = self._next(epoch, position) * size
@@ -249,16 +255,3 @@ def within_budget(rows: list[int], tokens: np.ndarray, budget: int, workers: int
         else:
             parts.append(deal)
     return parts
-
-
-def padding_share(schedule: Schedule, lengths: np.ndarray, *, epoch: int = 0, workers: int = 1) -> float:
-    """Padded tokens over all tokens in the tensors of one epoch; `lengths` as in EncodedPairs."""
-    sides = lengths[:, :1] + lengths[:, 1:]  # [pairs, 2] prompt + chosen, prompt + rejected
-    real = padded = 0
-    first = epoch * schedule.steps_per_epoch
-    for step in range(first, first + schedule.steps_per_epoch):
-        for rank in range(workers):
-            for rows in schedule.micro_batches(step, rank, workers):
-                real += int(sides[rows].sum())
-                padded += int(sides[rows].max(axis=0).sum()) * len(rows)
-    return 1 - real / padded

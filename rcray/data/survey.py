@@ -5,6 +5,7 @@ the model is a directory, else by a rule of thumb. What a chat template adds is 
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -99,10 +100,13 @@ class _Counter:
         self.tokenizer: Any = None
         file = directory / "tokenizer.json"
         if file.is_file():
-            from tokenizers import Tokenizer
+            # Exception: the library has no type of its own. The run says what is wrong with the file, and `require`
+            # what is not installed; here a rule of thumb will do.
+            with suppress(Exception):
+                from tokenizers import Tokenizer
 
-            self.tokenizer = Tokenizer.from_file(str(file))
-            self.tokenizer.no_truncation()
+                self.tokenizer = Tokenizer.from_file(str(file))
+                self.tokenizer.no_truncation()
         said = template or _template_of(directory)
         self.around = TEMPLATE_TOKENS + self.count(_default_system(said))
 

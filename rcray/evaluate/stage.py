@@ -277,7 +277,6 @@ class Subject:
         from rcray.evaluate.degenerate import model_fault
         from rcray.evaluate.samples import answer_prompts, sample_rows, sampled_pairs, samples_of
         from rcray.models.adapters import adapters_off
-        from rcray.models.load import load_model
         from rcray.records.samples import WAYS, write_samples
 
         config, cache = self.config, self.store.cache
@@ -290,7 +289,7 @@ class Subject:
         say = partial(report, EVALUATION, total=2 * half)
         with self._precision():
             after = answer_prompts(trained.model, trained.tokenizer, pairs, self.settings, say)
-        base = trained if config.model.trains_adapters else load_model(config.model, cache, device=self.device)
+        base = self._base()
         with adapters_off(base.model), self._precision():
             before = answer_prompts(base.model, base.tokenizer, pairs, self.settings, lambda done: say(half + done))
         samples = samples_of(trained.tokenizer, pairs, before, after)

@@ -107,7 +107,7 @@ Auxiliary = Callable[[TokenLogps, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Formula:
+class LossFunctions:
     """The torch side of an objective; everything but the loss is optional."""
 
     loss: Loss
@@ -125,7 +125,7 @@ class Objective:
     """Hyperparameters bound to their formula."""
 
     params: ObjectiveParams
-    formula: Formula
+    formula: LossFunctions
 
     def loss(self, pairs: PairLogps) -> Tensor:
         """Loss per pair, [pairs]."""
@@ -207,7 +207,7 @@ def _in_double(pairs: PairLogps) -> PairLogps:
     )
 
 
-_FORMULAS: dict[str, Formula] = {}
+_FUNCTIONS: dict[str, LossFunctions] = {}
 BoundLoss = TypeVar("BoundLoss", bound=Loss)
 
 
@@ -223,7 +223,7 @@ def register(
 
     def bind(loss: BoundLoss) -> BoundLoss:
         name = str(params.model_fields["name"].default)
-        _FORMULAS[name] = Formula(loss, statistics, log_incentives, guarded, auxiliary)
+        _FUNCTIONS[name] = LossFunctions(loss, statistics, log_incentives, guarded, auxiliary)
         return loss
 
     return bind
@@ -232,8 +232,8 @@ def register(
 def build_objective(params: ObjectiveParams) -> Objective:
     """The objective of a config: built in by name, or the user's own by import path."""
     if isinstance(params, Custom):
-        return Objective(params, Formula(_user_loss(params)))
-    return Objective(params, _FORMULAS[params.name])
+        return Objective(params, LossFunctions(_user_loss(params)))
+    return Objective(params, _FUNCTIONS[params.name])
 
 
 def objective(name: str, **hyperparameters: Any) -> Objective:

@@ -127,5 +127,3 @@ BY_NAME = {column.name: column for column in COLUMNS}
 #: What stands where a column was not measured, by its kind.
 EMPTY = {"float": math.nan, "str": "", "bool": False, "int": 0}
 METRICS = tuple(column.name for column in COLUMNS if column.metric)
-#: Columns that differ between two equal runs: they measure the machine, not the training.
-MACHINE_COLUMNS = ("seconds", "padding")

@@ -21,5 +21,7 @@ class State(StrEnum):
 UNSUCCESSFUL = (State.FAILED, State.OOM, State.DEGENERATE)
 #: Ended; training would not go on by itself.
 ENDED = (State.OK, *UNSUCCESSFUL)
+#: Ended, and would end the same if it were done again.
+SETTLED = (State.OK, State.DEGENERATE)
 #: Cells that a sweep need not come back to.
 FINISHED = (State.OK, State.CACHED, State.STOPPED)

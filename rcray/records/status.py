@@ -1,5 +1,6 @@
 """`status.json`, how far a run is and what became of it, and `adjusted.json`, what was changed so that it could run."""
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,18 +71,23 @@ def winner_lost(status: RunStatus) -> str:
     return f"winner lost: the chosen answers of the probe set fell by {-drift:.1f} nats per token"
 
 
-parse_status = parser(RunStatus)
+_parse = parser(RunStatus)
+
+
+def parse_status(text: bytes) -> RunStatus:
+    """A status that lies elsewhere; ValueError where it is damaged."""
+    return _parse(json.loads(text))
 
 
 def read_status(path: Path) -> RunStatus:
     """The status as it stands; an error that names the file where it is damaged."""
-    return read_json(path, RunStatus(), "remove the file; the run goes on from its checkpoint", parse_status)
+    return read_json(path, RunStatus(), "remove the file; the run goes on from its checkpoint", _parse)
 
 
 def recover_status(path: Path) -> RunStatus:
     """The status; a damaged one is set aside, and the run is like one that never started."""
     then = "the run goes on from its newest checkpoint, or from the start"
-    return recover_json(path, RunStatus(), then, parse_status)
+    return recover_json(path, RunStatus(), then, _parse)
 
 
 def write_status(path: Path, status: RunStatus) -> None:

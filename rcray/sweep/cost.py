@@ -8,7 +8,7 @@ tokens, with its data source, and `rcray plan` prints those that matter.
 
 from dataclasses import dataclass
 
-from rcray.config import RunConfig
+from rcray.config import RunConfig, content_key
 from rcray.config.datasets import source_of
 from rcray.config.shape import WIDE, Shape
 from rcray.data.survey import survey
@@ -37,6 +37,11 @@ class Cost:
     def weight(self) -> float:
         """For ordering: the longest first; what is unknown may be long."""
         return float("inf") if self.hours is None else self.hours
+
+
+def inputs_key(config: RunConfig) -> str:
+    """Equal for cells that read the same pairs with the same model: they share encoded data and a reference."""
+    return content_key([config.model.model_dump(mode="json"), config.data.model_dump(mode="json")])
 
 
 def training_pairs(config: RunConfig) -> int | None:
@@ -110,8 +115,7 @@ def _forwards(config: RunConfig) -> float:
 def reference_hours(config: RunConfig, gpu: Accelerator = ACCELERATORS[DEFAULT]) -> float | None:
     """GPU-hours of the reference, computed once for all cells with this model and data; None where unknown or none."""
     shape, pairs = config.model.shape, training_pairs(config)
-    cached = config.needs_reference and not config.objective.traits.token_level
-    if not cached or shape is None or pairs is None or not config.execution.gpus_per_worker:
+    if not config.caches_reference or shape is None or pairs is None or not config.execution.gpus_per_worker:
         return None
     tokens = 2 * pairs * sequence_tokens(config) * _shared(config)
     return tokens * forward_flops(shape) / gpu.rate(config) / 3600
@@ -123,7 +127,7 @@ def _hours(config: RunConfig, flops: float, pairs: int, gpu: Accelerator) -> flo
     if execution.gpus_per_worker:
         # A share of a card does a share of its work.
         return flops / (gpu.rate(config) * workers * execution.gpus_per_worker) / 3600
-    micro_batches = train.epochs * (pairs // train.batch_size) * (train.batch_size // train.micro_batch_size)
+    micro_batches = train.steps(pairs) * (train.batch_size // train.micro_batch_size)
     shape = config.model.shape
     rate = CPU_FLOPS_WIDE if shape is not None and shape.hidden >= WIDE else CPU_FLOPS
     return (flops / (rate * workers) + micro_batches * CPU_SECONDS_PER_MICRO_BATCH) / 3600

@@ -76,14 +76,19 @@ class LiveLedger:
         with self._lock:
             running, ended = set(self._running), self._ended
             self._ended = set()
-        self._fetch(running, ended)
-        stopped = read_stopped(self._directory)
-        for run_id in [run_id for run_id in self._cells if run_id in running or run_id in ended]:
-            self._entries[run_id] = _entry(
-                self._cells[run_id], self._store, stopped, running=run_id in running, cached=run_id in self._cached
-            )
-        ledger = Ledger(tuple(self._entries.values()), time.time())
-        self._file.write(ledger)
+        try:
+            self._fetch(running, ended)
+            stopped = read_stopped(self._directory)
+            for run_id in [run_id for run_id in self._cells if run_id in running or run_id in ended]:
+                self._entries[run_id] = _entry(
+                    self._cells[run_id], self._store, stopped, running=run_id in running, cached=run_id in self._cached
+                )
+            ledger = Ledger(tuple(self._entries.values()), time.time())
+            self._file.write(ledger)
+        except BaseException:
+            with self._lock:
+                self._ended |= ended  # nobody would ask for them again
+            raise
         return ledger
 
 

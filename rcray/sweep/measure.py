@@ -42,13 +42,12 @@ class Measured:
     def hours(self, config: RunConfig, *, evaluated: bool = True) -> float:
         """The whole cell: steps and looks, reference, probes, and the held-out pairs before and after."""
         train = config.train
-        steps = train.epochs * (self.pairs // train.batch_size)
+        steps = train.steps(self.pairs)
         looks = self.looks(config)
         probes = 1 + -(-steps // train.probe_every)
         # The first is read before training begins; all of them ask for answers that belong to nothing, too.
         forwards = (probes - 1) * min(train.probe_pairs, self.held_out) + probes * self.misplaced
-        has_reference = config.needs_reference and not config.objective.traits.token_level
-        forwards += self.pairs if has_reference else self.fresh
+        forwards += self.pairs if config.caches_reference else self.fresh
         forwards += 2 * self.held_out if evaluated else 0
         in_steps = steps * train.batch_size * self.pair_seconds + looks * self.look_seconds
         seconds = in_steps + forwards * self.forward_seconds
@@ -110,7 +109,7 @@ def measure(config: RunConfig, store: Store, clock: Clock = time.perf_counter) -
         batch = collate(training.data.pairs, rows)
         fresh = training.fresh
         on_gpu = training.state.policy.device.type == "cuda"
-        wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else _nothing
+        wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None  # a CPU is not waited for
 
         def step(micro_batches: int, *, watched: bool) -> float:
             look = fresh.at(0) if watched and fresh else None
@@ -156,10 +155,6 @@ def _typical(lengths: object, size: int) -> list[int]:
     order = np.argsort(np.asarray(lengths) @ (1, 1, 1), kind="stable")
     count = min(size, len(order))
     return [int(order[int((place + 0.5) * len(order) / count)]) for place in range(count)]
-
-
-def _nothing() -> None:
-    """A CPU is not waited for."""
 
 
 def _timed(wait: Callable[[], object], clock: Clock, what: Callable[[], object]) -> float:

@@ -5,19 +5,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rcray.config import Experiment, content_key
+from rcray.config import Experiment
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
 from rcray.records.progress import state_now
-from rcray.records.states import State
+from rcray.records.states import SETTLED, State
 from rcray.records.status import read_status
-from rcray.store import RunDir, Store
+from rcray.store import Store
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
 from rcray.sweep.cost import (
     CPU_FLOPS,
     CPU_FLOPS_WIDE,
     Cost,
     estimate,
+    inputs_key,
     longest_sequence,
     reference_hours,
     training_pairs,
@@ -68,7 +69,7 @@ class Plan:
 
     @property
     def _todo(self) -> list[PlannedCell]:
-        return [planned for planned in self.cells.values() if planned.status is not State.OK]
+        return [planned for planned in self.cells.values() if planned.status not in SETTLED]
 
     @property
     def gpu_hours(self) -> float:
@@ -80,9 +81,8 @@ class Plan:
         """GPU-hours of the references that cells not done read, each counted once."""
         once: dict[str, float] = {}
         for planned in self._todo:
-            config = planned.cell.config
-            key = content_key([config.model.model_dump(mode="json"), config.data.model_dump(mode="json")])
-            once[key] = once.get(key) or reference_hours(config, self.gpu) or 0.0
+            key = inputs_key(planned.cell.config)
+            once[key] = once.get(key) or reference_hours(planned.cell.config, self.gpu) or 0.0
         return sum(once.values())
 
     @property
@@ -93,8 +93,8 @@ class Plan:
 
     @property
     def unknown(self) -> int:
-        """Cells whose size cannot be told before a download."""
-        return sum(planned.cost.hours is None for planned in self.cells.values())
+        """Cells to be done whose size cannot be told before a download."""
+        return sum(planned.cost.hours is None for planned in self._todo)
 
     def rows(self) -> list[dict[str, Any]]:
         """For machines."""
@@ -130,7 +130,7 @@ def make_plan(
         for cell in expanded:
             known = cells.get(cell.run_id)
             if known is None:
-                run = RunDir(store / "runs" / cell.run_id)
+                run = Store.at(store).run(cell.run_id)
                 state = state_now(run.path, read_status(run.status).status)  # as it stands: a plan changes nothing
                 known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config, gpu))
             elif known.cell.config.execution != cell.config.execution:
@@ -173,7 +173,7 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
         seen, cost = measured[key], planned.cost
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
-        planned.steps = config.train.epochs * (seen.pairs // config.train.batch_size)
+        planned.steps = config.train.steps(seen.pairs)
         planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=seen.peak_bytes)
     return replace(plan, measured=True)
 
@@ -208,8 +208,7 @@ def _steps(planned: PlannedCell) -> int | None:
     if planned.steps is not None:
         return planned.steps
     pairs = training_pairs(planned.cell.config)
-    train = planned.cell.config.train
-    return None if pairs is None else train.epochs * (pairs // train.batch_size)
+    return None if pairs is None else planned.cell.config.train.steps(pairs)
 
 
 def plan_table(plan: Plan, width: int) -> Any:

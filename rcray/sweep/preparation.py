@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rcray.config import RunConfig, content_key, run_id
+from rcray.config import RunConfig, run_id
 from rcray.faults import ended_by_device_faults
 from rcray.store import Store
+from rcray.sweep.cost import inputs_key
 from rcray.sweep.grid import Cell
 from rcray.sweep.placement import NodeKind
 from rcray.train.mirror import Mirror
@@ -40,12 +41,8 @@ def shared_data(cells: Sequence[Cell]) -> list[RunConfig]:
     inputs: dict[str, RunConfig] = {}
     for cell in cells:
         if _is_large(cell.config):
-            inputs.setdefault(_inputs_key(cell.config), cell.config)
+            inputs.setdefault(inputs_key(cell.config), cell.config)
     return list(inputs.values())
-
-
-def _inputs_key(config: RunConfig) -> str:
-    return content_key([config.model.model_dump(mode="json"), config.data.model_dump(mode="json")])
 
 
 def encode_data(configs: Sequence[RunConfig], store: Store) -> None:
@@ -70,8 +67,7 @@ def encode(settings: dict[str, Any], store: Store) -> int:
 
 def shared_references(cells: Sequence[Cell]) -> list[RunConfig]:
     """One config per distinct (model, data) whose reference is worth a stage of its own."""
-    configs = [(cell, cell.config) for cell in cells]
-    return shared_data([cell for cell, c in configs if c.needs_reference and not c.objective.traits.token_level])
+    return shared_data([cell for cell in cells if cell.config.caches_reference])
 
 
 def build_references(configs: Sequence[RunConfig], store: Store, nodes: Sequence[NodeKind]) -> None:

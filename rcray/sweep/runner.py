@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
+from rcray.errors import RcrayError
 from rcray.faults import classify
 from rcray.files import storage_fault
 from rcray.records.ledger import Ledger, read_stopped
@@ -60,6 +61,7 @@ class SweepOptions:
     on_refresh: Callable[[Ledger], None] | None = None  # called about once a second, and at the end
     cluster_file: Path | None = None  # what an autoscaler may bring up
     search: SearchConfig | None = None  # ASHA stops what falls behind; None: every cell is trained to its end
+    tried: Collection[str] = ()  # runs that this command has carried out already: their failures stand
 
 
 def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions) -> Ledger:
@@ -88,8 +90,8 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
             began = time.monotonic()
             try:
                 refresh()
-            except OSError as error:  # a full disk: the cells meet it too, and the end of the sweep says it
-                log.debug("ledger not written: %s", error)
+            except (OSError, RcrayError) as error:  # a disk that is full, or away for a moment: the end of the sweep
+                log.debug("ledger not written: %s", error)  # meets it too, if it lasts
             pause = max(_REFRESH_SECONDS, (time.monotonic() - began) / _REFRESH_SHARE)
 
     ledger = refresh()
@@ -117,8 +119,8 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
 
 def unfinished(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions) -> list[Cell]:
     """The cells a sweep has something to do for."""
-    stopped = read_stopped(directory) if options.search else {}
-    return [cell for cell in cells if cell.run_id not in stopped and not _is_complete(store, cell, options)]
+    left = {*options.tried, *(read_stopped(directory) if options.search else ())}
+    return [cell for cell in cells if cell.run_id not in left and not _is_complete(store, cell, options)]
 
 
 def _settle(run: RunDir) -> None:

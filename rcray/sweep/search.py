@@ -68,12 +68,16 @@ def best_cell(cells: Sequence[Cell], store: Store, metric: str) -> tuple[Cell, f
 
 
 def choose_with_optuna(
-    search: SearchConfig, cell_at: Callable[[Mapping[str, Any]], Cell], store: Store, run: Callable[[list[Cell]], Any]
+    search: SearchConfig,
+    cell_at: Callable[[Mapping[str, Any]], Cell],
+    store: Store,
+    run: Callable[[list[Cell], frozenset[str]], Any],
 ) -> Any:
     """Batches of points until all samples are made; `run` trains the cells so far, and its last outcome is returned.
 
     `cell_at` makes the cell of a point. A batch is chosen when the one before it is complete, so that the same command
-    asks for the same points again.
+    asks for the same points again. `run` also gets the ids of earlier batches, which are not tried again: what Optuna
+    was told of them stands.
     """
     study, space = _new_study(search)
     cells: dict[str, Cell] = {}
@@ -83,8 +87,9 @@ def choose_with_optuna(
         asked = [study.ask(space) for _ in range(min(search.batch, search.samples - done))]
         rounded = [{path: search.space[path].rounded(trial.params[path]) for path in space} for trial in asked]
         batch = [cell_at(point) for point in rounded]
+        tried = frozenset(cells)
         cells |= {cell.run_id: cell for cell in batch}
-        outcome = run(list(cells.values()))
+        outcome = run(list(cells.values()), tried)
         if outcome.ledger.interrupted:  # interrupted: the same command continues
             break
         for trial, cell in zip(asked, batch, strict=True):

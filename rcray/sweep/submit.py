@@ -6,8 +6,9 @@ continues whatever is unfinished.
 """
 
 import os
-import re
 import shlex
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from rcray.config import content_key
 from rcray.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, RcrayError
+from rcray.secrets import is_secret_name, redact
 
 UPLOAD_LIMIT = 100 * 2**20  # Ray refuses more
 #: Not needed to run, or large, or private. What .gitignore names is left out by Ray itself.
@@ -25,7 +27,6 @@ NOT_UPLOADED = (
 )
 _POLL_SECONDS = 1.0
 _GIVE_UP_SECONDS = 900.0  # without a word from the cluster
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def parse_env(items: Sequence[str]) -> dict[str, str]:
         name, sign, value = item.partition("=")
         if not sign or not name.isidentifier():
             raise ConfigError(f"--env {item!r}: expected NAME=VALUE")
-        if _SECRET.search(name) or re.search(r"://[^/@]+@", value):
+        if is_secret_name(name) or redact(value) != value:
             raise ConfigError(
                 f"--env {name}: a job's environment stands in the cluster's dashboard and logs, and this looks secret",
                 fix="set it on the nodes, for example in cluster.yaml's setup commands from a secret store",
@@ -87,11 +88,13 @@ def file_in_job(file: Path, working_dir: Path) -> str:
 def check_size(working_dir: Path) -> None:
     """Refuses, before an upload that Ray would refuse after it, and names the largest entries."""
     sizes: dict[str, int] = {}
+    kept = _not_ignored(working_dir)
     for entry in working_dir.iterdir():
         if f"{entry.name}/" in NOT_UPLOADED or entry.name in NOT_UPLOADED or entry.is_symlink():
             continue
         files = entry.rglob("*") if entry.is_dir() else [entry]
-        sizes[entry.name] = sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
+        plain = [path for path in files if path.is_file() and not path.is_symlink() and (kept is None or path in kept)]
+        sizes[entry.name] = sum(path.stat().st_size for path in plain)
     total = sum(sizes.values())
     if total > UPLOAD_LIMIT:
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:5]
@@ -103,6 +106,24 @@ def check_size(working_dir: Path) -> None:
         )
 
 
+def _not_ignored(folder: Path) -> set[Path] | None:
+    """The files that neither .gitignore nor .rayignore names, as Ray leaves those out; None where there is no git.
+
+    An empty repository beside the folder makes git read both, whether or not the folder is in one of its own.
+    """
+    rays = folder / ".rayignore"
+    with tempfile.TemporaryDirectory() as aside:
+        listing = ["ls-files", "-z", "--others", "--exclude-per-directory=.gitignore"]
+        listing += [f"--exclude-from={rays.resolve()}"] if rays.is_file() else []
+        try:
+            subprocess.run(["git", "init", "--quiet", aside], check=True, capture_output=True)
+            where = [f"--git-dir={aside}/.git", f"--work-tree={folder.resolve()}"]
+            done = subprocess.run(["git", *where, *listing], check=True, capture_output=True, text=True, cwd=folder)
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return {folder / name for name in done.stdout.split("\0") if name}
+
+
 def submit(submission: Submission, address: str, *, follow_log: bool, write: Callable[[str], Any]) -> int:
     """Submits or finds the job, follows it, and returns the exit code of its command."""
     _use_token()
@@ -112,10 +133,12 @@ def submit(submission: Submission, address: str, *, follow_log: bool, write: Cal
     if job:
         write(f"following {job}, which is already running\n")
     else:
-        count = sum(name.startswith(submission.prefix) for name in _ids(client))
+        names = [job.submission_id or "" for job in client.list_jobs()]
+        before = [name.rpartition("-")[2] for name in names if name.startswith(submission.prefix)]
+        number = 1 + max((int(end) for end in before if end.isdecimal()), default=0)  # some may have been deleted
         job = client.submit_job(
             entrypoint=submission.entrypoint,
-            submission_id=f"{submission.prefix}-{count + 1}",
+            submission_id=f"{submission.prefix}-{number}",
             runtime_env=submission.runtime_env,
             metadata={"rcray": submission.name},
         )
@@ -156,10 +179,6 @@ def running_job(client: Any, submission: Submission) -> str | None:
         if name.startswith(submission.prefix) and not job.status.is_terminal():
             return str(name)
     return None
-
-
-def _ids(client: Any) -> list[str]:
-    return [job.submission_id or "" for job in client.list_jobs()]
 
 
 def follow(client: Callable[[], Any], job: str, write: Callable[[str], Any]) -> int:

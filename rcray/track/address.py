@@ -1,6 +1,7 @@
 """Where MLflow is: a tracking URI, checked before anything starts, and shown without its password."""
 
 import base64
+import http.client
 import os
 import sqlite3
 import urllib.error
@@ -115,11 +116,12 @@ def why_unreachable(address: Address) -> str | None:
     if not address.uri.startswith("http") or special:
         return None
     request = urllib.request.Request(f"{address.uri}/api/2.0/mlflow/experiments/search?max_results=1")
+    # Unredirected: the host that a server points to is not the one that was given the secret.
     if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        request.add_header("Authorization", f"Bearer {token}")
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
         both = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
-        request.add_header("Authorization", "Basic " + base64.b64encode(both.encode()).decode())
+        request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(both.encode()).decode())
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS):
             return None
@@ -130,9 +132,13 @@ def why_unreachable(address: Address) -> str | None:
                 fix="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
             ) from None
         if error.code == 404:
-            raise ConfigError(
-                f"{_OPTION} {address.shown}: answers, but is no MLflow server", fix="check host, port and path"
-            ) from None
+            raise _no_server(address) from None
         return f"HTTP {error.code}"
     except OSError as error:
         return redact(str(getattr(error, "reason", error)))
+    except http.client.HTTPException:  # after OSError, which a server that hangs up is too: this one speaks no HTTP
+        raise _no_server(address) from None
+
+
+def _no_server(address: Address) -> ConfigError:
+    return ConfigError(f"{_OPTION} {address.shown}: answers, but is no MLflow server", fix="check host, port and path")

@@ -26,23 +26,21 @@ _TEXT = (".yaml", ".json", ".log", ".txt", ".md", ".tex", ".csv", ".html", ".svg
 def fingerprints(run: RunDir, status: str) -> dict[str, str]:
     """What a run has to show: the path it gets at the tracker, and a mark that changes with its sources."""
     sources: dict[str, list[Path]] = {
-        "config.yaml": [run.config],
-        "status.json": [run.status],
-        "error.log": [run.path / "error.log"],
-        "environment.json": [run.path / ENVIRONMENT],
+        **{name: [path] for name, path in (_copies(run) | _items(run)).items()},
         "requirements.txt": [run.path / ENVIRONMENT],
-        "evaluation.json": [run.evaluation],
-        "samples.json": [run.samples],
-        "adjusted.json": [run.adjusted],
         BENCHMARKS: [run.evaluation],
         "dynamics.parquet": sorted(run.dynamics.glob("part-*.parquet")),
         "checkpoints.json": [*_files(run.final), *sorted(run.checkpoints.glob("step-*/manifest.json"))],
-        **{name: [path] for name, path in _items(run).items()},
     }
     for suffix in ("png", "svg"):
         sources[FIGURES.format(suffix)] = sources["dynamics.parquet"]
     present = {name: [path for path in paths if path.exists()] for name, paths in sources.items()}
     return {name: content_key([status, *map(_mark, paths)]) for name, paths in present.items() if paths}
+
+
+def _copies(run: RunDir) -> dict[str, Path]:
+    """Texts, sent as they are but for secrets."""
+    return run.records | {name: run.path / name for name in ("error.log", ENVIRONMENT)}
 
 
 def _items(run: RunDir) -> dict[str, Path]:
@@ -62,10 +60,7 @@ def _files(folder: Path) -> list[Path]:
 
 def build(run: RunDir, wanted: Iterable[str], folder: Path, draw: Callable[[], Mapping[str, bytes]]) -> dict[str, Path]:
     """Writes the wanted files into a folder; a figure that cannot be drawn is left out."""
-    copies = {"config.yaml": run.config, "status.json": run.status, "evaluation.json": run.evaluation}
-    copies |= {"error.log": run.path / "error.log", "environment.json": run.path / ENVIRONMENT}
-    copies |= {"adjusted.json": run.adjusted, "samples.json": run.samples}
-    wanted = set(wanted)
+    copies, wanted = _copies(run), set(wanted)
     files: dict[str, Path] = {}
 
     def write(name: str, content: bytes) -> None:

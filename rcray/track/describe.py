@@ -38,7 +38,6 @@ def params_of(config: RunConfig) -> dict[str, str]:
 def tags_of(cell: Cell) -> dict[str, str]:
     """What people filter and group by."""
     config, calibration = cell.config, cell.config.calibration
-    averages = calibration.enabled and calibration.kind == "published"
     return clean_tags(
         {
             "model": config.model.label,
@@ -47,7 +46,7 @@ def tags_of(cell: Cell) -> dict[str, str]:
             "objective": config.objective.name,
             "family": config.objective.traits.family,
             "rc": "on" if calibration.enabled else "off",
-            "ema_beta": str(calibration.ema_beta) if averages else "none",
+            "ema_beta": str(calibration.ema_beta) if calibration.averages else "none",
             "epochs": str(config.train.epochs),
             "seed": str(config.train.seed),
             "fidelity": config.fidelity,

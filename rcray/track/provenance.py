@@ -60,10 +60,9 @@ def environment() -> dict[str, Any]:
 
 def record_environment(run: RunDir, facts: dict[str, Any]) -> None:
     """Notes the environment a run was started in; one that it is resumed in later is added if it differs."""
-    path = run.path / FILE
-    kept = recover_json(path, [], "earlier environments of the run are forgotten")
+    kept = recorded(run)
     if facts not in kept:
-        write_json(path, [*kept, facts])
+        write_json(run.path / FILE, [*kept, facts])
 
 
 def recorded(run: RunDir) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ class OpenSession:
 
     def __init__(self, experiment: Path, session: Session):
         self.id = secrets.token_hex(8)
-        self._session = session
+        self.session = session  # what is told of it
         self._path = experiment / f".session-{self.id}.json"
         self._lock = FileLock(_lock(self._path))
 
@@ -59,17 +59,12 @@ class OpenSession:
         for old in _dead(self._path.parent):
             _remove(old)
         self._lock.acquire()  # before the file is there: one without a holder is taken for dead
-        self.update(self._session)
+        self.update(self.session)
 
     def update(self, session: Session) -> None:
         """Replaces what is told of it."""
-        self._session = session
+        self.session = session
         write_json(self._path, asdict(session))
-
-    @property
-    def session(self) -> Session:
-        """What is told of it."""
-        return self._session
 
     def close(self) -> None:
         """From now on it is over; what is told of it stays for its follower."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rcray.data.batch import Batch, Schedule, Side, collate, mismatched
+from rcray.data.batch import Batch, Side, collate, mismatched
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import LaidOut
+from rcray.data.schedule import Schedule
 from rcray.train.micro import Policy, lay_out
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rcray.data.batch import LookSchedule, collate
+from rcray.data.batch import collate
 from rcray.data.encoded import EncodedPair
+from rcray.data.schedule import LookSchedule
 from rcray.models.likelihood import side_logps
 from rcray.train.look import Fresh
 from rcray.train.micro import Policy

@@ -22,10 +22,10 @@ from filelock import FileLock, Timeout
 from rcray.calibration import pathway_of
 from rcray.calibration.update import Drift
 from rcray.config import RunConfig
-from rcray.data.batch import LookSchedule, Schedule
 from rcray.data.encoded import EncodedPairs
 from rcray.data.pairs import check_pairs
 from rcray.data.prepare import prepare_data
+from rcray.data.schedule import LookSchedule, Schedule
 from rcray.errors import DegenerateRunError, RunLockedError
 from rcray.extras import explained_imports
 from rcray.files import publish_directory

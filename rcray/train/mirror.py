@@ -9,7 +9,6 @@ them. Only what is new or has another size is copied: checkpoints and record par
 there.
 """
 
-import json
 import logging
 import os
 import time
@@ -115,7 +114,7 @@ class Mirror:
             if _STATUS not in remote:
                 return False
             with self.filesystem.open_input_stream(f"{self.root}/{_STATUS}") as stream:
-                there = parse_status(json.loads(stream.read())).updated
+                there = parse_status(stream.read()).updated
             here = self.run.read_status().updated
             if there < here:
                 return False

@@ -13,8 +13,8 @@ from rcray.config import RunConfig
 from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
 from rcray.config.objectives import Kto
 from rcray.config.training import TrainConfig
-from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPairs
+from rcray.data.schedule import Schedule
 from rcray.errors import ConfigError
 from rcray.models.attention import use_attention
 from rcray.models.blocks import blocks_of

@@ -12,7 +12,7 @@ from rcray.config.alpaca_eval import AlpacaEvalConfig, GenerationConfig
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, RcrayError
 from rcray.evaluate.alpaca_eval import command
-from rcray.evaluate.alpaca_eval.command import answers_of, pairings, run_sweep
+from rcray.evaluate.alpaca_eval.command import answers_of, compare_sweep, pairings
 from rcray.evaluate.alpaca_eval.generate import generate
 from rcray.evaluate.alpaca_eval.outputs import Output, match, read_instructions, read_outputs, write_outputs
 from rcray.sweep.grid import Cell
@@ -155,9 +155,9 @@ def test_a_sweep_from_answers_to_rows(trained, tmp_path, instructions, monkeypat
         judge = {"base_url": server.url, "model": "judge-1", "key_env": None}
         alpaca = {"instructions": str(instructions), "generation": SHORT, "judge": judge}
         settings = EvaluationConfig(alpaca_eval=alpaca)
-        run_sweep(cells(trained), trained.store, settings, said.append, only_estimate=True)
+        compare_sweep(cells(trained), trained.store, settings, said.append, only_estimate=True)
         assert not server.calls and "4 calls" in said[-1]
-        run_sweep(cells(trained), trained.store, settings, said.append, only_estimate=False)
+        compare_sweep(cells(trained), trained.store, settings, said.append, only_estimate=False)
         assert sum(server.calls.values()) == 4
     content = json.loads(trained.run(trained.calibrated).evaluation.read_text())
     rows = {row["metric"]: row for row in content["rows"]}
@@ -169,7 +169,7 @@ def test_a_sweep_from_answers_to_rows(trained, tmp_path, instructions, monkeypat
 
 def test_a_sweep_without_the_section(trained):
     with pytest.raises(ConfigError, match=r"evaluation.alpaca_eval: is missing"):
-        run_sweep(cells(trained), trained.store, EvaluationConfig(), print, only_estimate=True)
+        compare_sweep(cells(trained), trained.store, EvaluationConfig(), print, only_estimate=True)
 
 
 # -- the commands

@@ -10,8 +10,8 @@ import torch.multiprocessing as mp
 from rcray.calibration import Calibrator
 from rcray.calibration.update import UpdateCalibrator
 from rcray.config.model import ModelConfig
-from rcray.data.batch import Schedule
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
+from rcray.data.schedule import Schedule
 from rcray.models.capabilities import capabilities_of
 from rcray.models.load import load_model
 from rcray.models.reference import ReferenceLogps

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from trl import KTOConfig, KTOTrainer
 
-from rcray.data.batch import Schedule, mismatched
+from rcray.data.batch import mismatched
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
+from rcray.data.schedule import Schedule
 from rcray.models.inference import pair_sums
 from rcray.models.reference import ReferenceLogps
 from rcray.objectives import objective

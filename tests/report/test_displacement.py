@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import runs
+from matplotlib.axes import Axes
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.displacement import cures, displacement_table, verdict
@@ -87,3 +88,15 @@ def test_without_a_cure_there_is_nothing_to_compare(tmp_path):
     runs.write_runs(store, cells)
     comparisons = compare(collect(store, cells))
     assert displacement_table(comparisons, "nats") is None and not list(verdict(comparisons, "nats"))
+
+
+def test_a_cure_that_nobody_looked_at_has_no_share(tmp_path, monkeypatch):
+    grid = {"objective": ["dpo"], "calibration": [False, {"enabled": True, "kind": "normalised"}]}
+    experiment = Experiment(name="cures", run=runs.quickstart().run, grid=grid)
+    store, cells = Store.open(tmp_path / "store"), runs.cells_of(experiment)
+    runs.write_runs(store, cells)
+    said = []
+    monkeypatch.setattr(Axes, "text", lambda axis, x, y, text, **settings: said.append(text))
+    ((model, rows),) = cures(compare(collect(store, cells))).items()
+    assert draw_displacement(model, rows) is not None
+    assert not [text for text in said if "nan" in text]

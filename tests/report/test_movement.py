@@ -7,7 +7,7 @@ from rcray.aggregate.collect import collect
 from rcray.aggregate.figures.curves import draw_distributions, draw_misplaced
 from rcray.aggregate.figures.frontier import draw_frontier
 from rcray.aggregate.groups import compare
-from rcray.aggregate.movement import KL, ROOT_KL, Turn, turning_point
+from rcray.aggregate.movement import KL, ROOT_KL, TurningPoint, turning_point
 from rcray.aggregate.movement_tables import frontier_table, movement_table
 from rcray.aggregate.tables import to_csv, to_markdown
 from tests.report import runs
@@ -16,10 +16,10 @@ from tests.report import runs
 def test_a_turning_point_is_found_in_noise():
     rng = np.random.default_rng(0)
     d = np.linspace(0.02, 1, 40)
-    turn = turning_point(d, Turn(0.2, 0.5).gain(d) + rng.normal(0, 0.01, len(d)))
-    assert isinstance(turn, Turn)
+    turn = turning_point(d, TurningPoint(0.2, 0.5).gain(d) + rng.normal(0, 0.01, len(d)))
+    assert isinstance(turn, TurningPoint)
     assert turn.at == pytest.approx(np.exp(0.2 / 0.5 - 1), rel=0.05)
-    assert Turn(0.2, 0.5).gain(np.array([turn.at - 0.2, turn.at, turn.at + 0.2])).argmax() == 1
+    assert TurningPoint(0.2, 0.5).gain(np.array([turn.at - 0.2, turn.at, turn.at + 0.2])).argmax() == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rcray.aggregate.estimators import estimator_pairs
 from rcray.aggregate.groups import compare
 from rcray.aggregate.paper import BENCHMARK_TABLES, SIX
 from rcray.aggregate.places import Places
-from rcray.aggregate.runtime import duration
+from rcray.aggregate.runtime import hours_and_minutes
 from rcray.aggregate.summary import SECONDS
 from rcray.aggregate.tables import entry_text, to_csv, to_markdown
 from rcray.config import Experiment
@@ -233,23 +233,6 @@ def catalogue(results):
     return catalogue_of_runs("t", results, compare(results), estimator_pairs(results))
 
 
-def test_other_models_get_the_same_layout(store):
-    tiny = experiment(
-        run={"model": "tiny-neox", "data": {"train_pairs": 3200, "eval_pairs": 256}},
-        grid={"objective": ["dpo"], "calibration.enabled": [False, True], "calibration.ema_beta": [0.5, 0.98]},
-    )
-    cells = expand(tiny)
-    for i, cell in enumerate(cells):
-        run = runs.write_ok(store, cell, 20)
-        runs.add_benchmarks(run, {"rcray_choice/acc": 0.5 + i / 100, "rcray_cloze/exact_match": 0.25})
-    tables = {table.name: table for table in catalogue(collect(store, cells)).tables}
-    assert "main" not in tables
-    rows = rows_of(tables["benchmarks"])
-    assert rows["tiny-neox", "DPO", "w/o"]["rcray_choice"] == "50.00 ± 1.00"
-    assert rows["tiny-neox", "DPO", "w/"]["Δ"] == "+1.00"
-    assert [key[1] for key in rows_of(tables["ema-tiny-neox-dpo"])] == ["w/o RC", "0.5", "0.98"]
-
-
 def test_win_rates_of_runs_stand_beside_published_ones(store):
     cells = expand(experiment(run={"model": "pythia-2.8b"}, grid={"objective": ["dpo"]}))
     for cell in cells:
@@ -293,7 +276,7 @@ def test_runtime_of_runs(store):
     ("minutes", "text"), [(646, "10h 46m"), (660, "11h 00m"), (48, "48m"), (0.5, "30.0s"), (0, "0m"), (61, "1h 01m")]
 )
 def test_durations(minutes, text):
-    assert duration(minutes) == text
+    assert hours_and_minutes(minutes) == text
 
 
 # -- the start model

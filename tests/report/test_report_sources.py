@@ -7,6 +7,7 @@ import pytest
 import runs
 
 from rcray.aggregate.collect import collect
+from rcray.aggregate.command import Request, run_report
 from rcray.aggregate.dynamics_tables import head_full_table
 from rcray.aggregate.estimators import estimator_pairs
 from rcray.aggregate.figures.estimators import draw_head_full
@@ -133,3 +134,18 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
         assert found[0].run.items("abc").read_bytes() == b"of each pair"
     with pytest.raises(StoreError, match="has no experiment 'elsewhere'"):
         fetch_runs(uri, ["elsewhere"], cells, tmp_path / "fetched")
+
+
+def test_a_report_put_elsewhere_removes_nothing(store, tmp_path):
+    """Somebody may keep the tables of a paper there."""
+    experiment = runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    runs.write_runs(store, cells)
+    mine = [tmp_path / "paper" / folder / name for folder, name in (("tables", "mine.tex"), ("figures", "mine.pdf"))]
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.write_text("of somebody else")
+    for _ in range(2):
+        run_report(Request([(experiment, cells)], store.root, out=tmp_path / "paper", figures=False))
+    run_report(Request(published=True, out=tmp_path / "paper"))
+    assert all(path.exists() for path in mine)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from rcray import cli
 from rcray.aggregate.command import Request, run_report
-from rcray.aggregate.figures.style import slug
 from rcray.aggregate.latex import latex_escape
 from rcray.aggregate.mlflow_source import _download
+from rcray.aggregate.tables import slug
 from rcray.config import Experiment
 from rcray.errors import ConfigError, StoreError, printable
 from rcray.models.sources import weight_files

@@ -1,7 +1,9 @@
 """Tracking addresses: refused before anything starts, with what is wrong and how to mend it."""
 
 import http.server
+import socketserver
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -54,7 +56,7 @@ def test_accepted_as_they_are(uri):
     ("code", "expected"),
     [(401, "refuses us"), (403, "refuses us"), (404, "no MLflow server"), (503, None), (200, None)],
 )
-def test_knocking(code, expected):
+def test_asking_a_server(code, expected):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(code)
@@ -75,6 +77,63 @@ def test_knocking(code, expected):
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def answering(handler):
+    """A server on loopback; yields its address."""
+    server = socketserver.TCPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_token_does_not_follow_a_redirect(monkeypatch):
+    seen = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers.get("Authorization"))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with answering(Elsewhere) as elsewhere:
+
+        class Redirect(Elsewhere):
+            def do_GET(self):
+                seen.append(self.headers.get("Authorization"))
+                self.send_response(302)
+                self.send_header("Location", elsewhere)
+                self.end_headers()
+
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "topsecret")
+        with answering(Redirect) as first:
+            assert why_unreachable(Address(first)) is None
+    assert seen == ["Bearer topsecret", None]
+
+
+def test_something_that_speaks_no_http():
+    class Ssh(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with answering(Ssh) as address, pytest.raises(ConfigError, match="no MLflow server"):
+        why_unreachable(Address(address))
+
+
+def test_a_server_that_hangs_up_may_be_back_later():
+    class HangsUp(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1)
+
+    with answering(HangsUp) as address:
+        assert why_unreachable(Address(address))
 
 
 def test_nobody_there():

@@ -53,6 +53,18 @@ def test_an_experiment_that_was_never_trained(run, tmp_path):
     assert not (tmp_path / "other.db").exists()
 
 
+def test_one_experiment_in_trouble_keeps_no_other_from_being_delivered(run, tmp_path):
+    store = Store.open(tmp_path / "store")
+    for name in ("first", "third"):
+        Book(store, name).enter([make_cell()], "", f"sqlite:///{tmp_path}/{name}.db")
+    finish(store, make_cell("cpo"))
+    Book(store, "second").enter([make_cell("cpo")], "", f"sqlite:///{tmp_path}/second.db")
+    code, out, err = run("sync", "--store", "store")
+    assert code == 1 and "second: 1 cells" in out
+    assert "first: nothing was trained yet" in err and "third: nothing was trained yet" in err
+    assert "not delivered: first, third" in err
+
+
 def test_registering_needs_a_logged_model(run):
     code, _, err = run("sync", "--store", "store", "--register", "name")
     assert code == 2 and "--log-models best" in err

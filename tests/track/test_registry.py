@@ -1,6 +1,7 @@
 """Trained models in MLflow, only when asked for: they load again, and the best cell is the one registered."""
 
 import json
+from types import SimpleNamespace
 
 import mlflow
 import pytest
@@ -8,16 +9,16 @@ import torch
 from mlflow.tracking import MlflowClient
 
 from rcray.config import RunConfig
-from rcray.errors import ConfigError
+from rcray.errors import ConfigError, RcrayError
 from rcray.models.trained import load_trained
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.sync import Models, sync, sync_models
+from rcray.sync import Models, Synced, sync, sync_models
 from rcray.track.address import Address
 from rcray.track.book import Book
 from rcray.train.launch import launch
 from tests.small_runs import SMALL
-from tests.track.stored_runs import evaluate, make_cell
+from tests.track.stored_runs import evaluate, make_cell, set_status
 
 PROMPT = "a b c d"
 
@@ -39,6 +40,17 @@ def test_models_are_off_by_default(tmp_path):
     assert Models().log == "none"
     with pytest.raises(ConfigError, match=r"--register(.|\n)*--log-models best"):
         Models(register="name")
+
+
+def test_the_model_of_a_run_that_was_not_delivered(store, monkeypatch):
+    cell = make_cell()
+    set_status(store, cell, "ok")
+    evaluate(store, cell, 0.5)
+    monkeypatch.setattr("rcray.track.mlflow.MlflowTracker", lambda address, artifacts: None)
+    delivery = SimpleNamespace(problems={cell.run_id: "status.json: refused"})
+    synced = Synced("small", Address(store.default_tracking_uri), (cell,), delivery)
+    with pytest.raises(RcrayError, match=r"no run in MLflow to go to: status\.json: refused"):
+        sync_models(synced, store, Models("best"))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from rcray.errors import ConfigError
 from rcray.follow import one_to_follow
+from rcray.follower import Delivered, Follower
 from rcray.store import Store
 from rcray.track.book import Book
 from rcray.track.sessions import OpenSession, Session, live_sessions, read_session, remove_session
@@ -84,3 +85,16 @@ def test_which_experiment_is_followed(tmp_path):
         one_to_follow(tracked)
     for session in sessions:
         session.close()
+
+
+@pytest.mark.parametrize("before", ["", "delivering small to sqlite:///x.db\n"])
+def test_what_a_follower_ended_with_is_told(tmp_path, before):
+    """Also where it came to say nothing else."""
+    ended = f"import sys; sys.stderr.write({before!r} + 'error: no such address\\n  fix: give another'); sys.exit(2)"
+    book = Book(Store.open(tmp_path), "small")
+    book.enter([make_cell()], "", "sqlite:///x.db")
+    follower = Follower(book, "sqlite:///x.db", Session(("a",)))
+    with follower._log_file.open("a+") as follower._log:
+        follower._log_start = 0
+        follower.process = subprocess.Popen([sys.executable, "-c", ended], stderr=follower._log)
+        assert follower._await() == Delivered(problem="no such address")

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from rcray.config import build_run
-from rcray.data.batch import Schedule, collate, padding_share
+from rcray.data.batch import collate
 from rcray.data.encode import EncodedPair, EncodedPairs, EncodeReport
+from rcray.data.schedule import Schedule
 from rcray.errors import ConfigError
+from tests.padding import padding_share
 
 EOS = 0  # the pad id of this test too
 PAIRS = (

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from rcray.config import RunConfig, load_experiment
 from rcray.config.model import ModelConfig
 from rcray.config.models import MODELS, embedded_models
+from rcray.data.survey import survey
 from rcray.errors import ConfigError
 from rcray.sweep.accelerators import ACCELERATORS, accelerator
 from rcray.sweep.cost import estimate
@@ -132,3 +133,12 @@ def test_memory_grows_with_the_micro_batch():
         return estimate(config(model="pythia-410m", train={"micro_batch_size": size}, data="ultrafeedback")).host_bytes
 
     assert host(8) > host(4) > host(1)
+
+
+def test_a_damaged_tokenizer_is_the_runs_to_name(tmp_path):
+    """Its tokens are counted by a rule of thumb, as those of a model that lies elsewhere."""
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": ')
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 40)
+    run = config(model=f"{tmp_path}/", data={"name": f"{tmp_path}/pairs.jsonl", "eval_pairs": 4})
+    seen = survey(run.data, run.model)
+    assert seen is not None and seen.rows == 40 and not seen.counted

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from rcray.config import load_experiment
+from rcray.cli import app
+from rcray.config import Experiment, load_experiment
 from rcray.config.models import MODELS
+from rcray.errors import ConfigError
 from rcray.files import write_json
 from rcray.store import RunDir
 from rcray.sweep.grid import expand
@@ -42,6 +45,43 @@ def test_done_cells_are_not_counted_again(tmp_path):
     assert after.done == 1
     assert after.gpu_hours == pytest.approx(before.gpu_hours - before.cells[key].cost.gpu_hours)
     assert "5 unique cells, 1 done" in summary(after)
+
+
+def test_a_degenerate_cell_needs_no_more_work(tmp_path):
+    """A sweep would leave it as it is: it would only become degenerate again."""
+    files = loaded("epochs")
+    write_json(RunDir(tmp_path / "runs" / files[0][2][0].run_id).status, {"status": "degenerate"})
+    assert make_plan(files, tmp_path, None).done == 1
+
+
+def test_a_store_below_the_home_directory(tmp_path, monkeypatch):
+    """As RCRAY_STORE may name it, which no shell opens."""
+    files = loaded("epochs")
+    write_json(RunDir(tmp_path / "store" / "runs" / files[0][2][0].run_id).status, {"status": "ok"})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert make_plan(files, Path("~/store"), None).done == 1
+
+
+def test_a_finished_cell_of_unknown_size_is_not_said_to_be_left_out(tmp_path):
+    experiment = Experiment.model_validate({"name": "x", "run": {"model": "owner/unknown"}})
+    (cell,) = expand(experiment)
+    files = [(tmp_path / "x.yaml", experiment, [cell])]
+    assert "1 cells are not counted" in summary(make_plan(files, tmp_path, None))
+    write_json(RunDir(tmp_path / "runs" / cell.run_id).status, {"status": "ok"})
+    assert "not counted" not in summary(make_plan(files, tmp_path, None)).splitlines()[1]
+
+
+def test_cells_are_chosen_out_of_all_files_together(tmp_path):
+    (_, _, ours), (_, _, theirs) = loaded("smoke", "epochs")
+    files = [str(EXPERIMENTS / f"{name}.yaml") for name in ("smoke", "epochs")]
+
+    def plan(*wanted):
+        only = [part for key in wanted for part in ("--only", key)]
+        return CliRunner().invoke(app, ["plan", *files, *only, "--store", str(tmp_path), "--json"])
+
+    rows = json.loads(plan(theirs[1].run_id, ours[0].run_id).stdout)
+    assert [row["run_id"] for row in rows] == [ours[0].run_id, theirs[1].run_id]
+    assert isinstance(plan("nowhere").exception, ConfigError)
 
 
 def test_conflicts_are_named(tmp_path):

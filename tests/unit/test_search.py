@@ -1,6 +1,7 @@
 """Search: its points, what is refused, and that Optuna asks for the same points when told the same."""
 
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from rcray.records.ledger import read_stopped, write_stopped
 from rcray.store import Store
 from rcray.sweep.grid import expand
 from rcray.sweep.ledger import build_ledger
+from rcray.sweep.runner import SweepOptions, unfinished
 from rcray.sweep.search import best_of_search, choose_with_optuna, scheduler
 
 SPACE = {
@@ -86,7 +88,7 @@ def searched(store, search, target, stop_after=99):
         asked.append(point["train.learning_rate"])
         return expand(spec, {}, [point])[0]
 
-    def run(cells):
+    def run(cells, tried):
         for cell in cells:
             away = abs(cell.config.train.learning_rate - target) / target
             row = {"benchmark": "preference", "metric": "accuracy", "value": -away}
@@ -118,6 +120,27 @@ def test_optuna_learns_and_asks_the_same_again(tmp_path):
     _, again, _ = searched(store, search, target=1e-4)
     assert again == asked, "a continued search is the same search"
     assert best_of_search(spec, outcome.cells, store).startswith("best preference/accuracy: -0.")
+
+
+def test_a_point_that_failed_is_not_tried_again_by_the_same_command(tmp_path):
+    """Optuna was told that it failed: with another answer the same command would ask for other points."""
+    store = Store.open(tmp_path)
+    space = {"train.learning_rate": SPACE["train.learning_rate"]}
+    search = {"method": "optuna", "samples": 6, "batch": 2, "space": space}
+    spec = Experiment.model_validate({"name": "x", "search": search})
+    options = SweepOptions(search=spec.search)
+    trained = []
+
+    def run(cells, tried):
+        todo = unfinished(cells, store, store.experiment("x"), replace(options, tried=tried))
+        for cell in todo:
+            write_json(store.run(cell.run_id).status, {"status": "failed"})
+        trained.append([cell.run_id for cell in todo])
+        return SimpleNamespace(ledger=SimpleNamespace(interrupted=False))
+
+    choose_with_optuna(spec.search, lambda point: expand(spec, {}, [point])[0], store, run)
+    assert [len(batch) for batch in trained] == [2, 2, 2]
+    assert len({key for batch in trained for key in batch}) == 6
 
 
 def test_a_stopped_run_is_stopped_for_its_search_only(tmp_path):

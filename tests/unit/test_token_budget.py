@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rcray.data.schedule import Schedule, padding_share, within_budget
+from rcray.data.schedule import Schedule, within_budget
+from tests.padding import padding_share
 from tests.small_runs import small_config
 
 

@@ -12,8 +12,8 @@ from rcray.aggregate.figures.style import (
     DASHED,
     GREY,
     Plot,
+    colour_and_marker,
     finish,
-    identity,
     legend_beside,
     nothing,
     running_median,
@@ -179,7 +179,7 @@ def _panel(
         if len(steps) == 0:
             continue
         drawn += 1
-        colour, marker = identity(titles.index(name))
+        colour, marker = colour_and_marker(titles.index(name))
         every = thin(steps)
         calibrated = result.cell.config.calibration.enabled
         axis.plot(steps[every], values[every], color=colour, linewidth=1.5, linestyle="-" if calibrated else DASHED,
@@ -218,6 +218,6 @@ def _smoothed(name: str) -> Callable[[CellResult], Curve]:
 def _legend(figure: Figure, titles: Sequence[str]) -> None:
     handles = []
     for i, title in enumerate(titles):
-        colour, marker = identity(i)
+        colour, marker = colour_and_marker(i)
         handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.5, label=title))
     legend_beside(figure, handles)

@@ -36,8 +36,9 @@ def draw_displacement(model: str, rows: Sequence[Cure]) -> Plot | None:
                     axis.set_axis_off()
                     continue
                 _panel(axis, records[title, kind], f"{title}, {KINDS[kind]}", low, high)
-                inside = f"{drawn[title, kind].value(IN_TRUE_BAND):.0%} inside"
-                axis.text(0.98, 0.04, inside, transform=axis.transAxes, ha="right", va="bottom", fontsize=8.5)
+                if IN_TRUE_BAND in drawn[title, kind].metrics:
+                    inside = f"{drawn[title, kind].value(IN_TRUE_BAND):.0%} inside"
+                    axis.text(0.98, 0.04, inside, transform=axis.transAxes, ha="right", va="bottom", fontsize=8.5)
             axes[i, 0].set_ylabel(r"$\log\,r$")
         figure.supxlabel("optimizer step", fontsize=9.5)
         return finish(figure, f"displacement-{model}", f"Which ratio each cure chooses on {model}", _CAPTION)

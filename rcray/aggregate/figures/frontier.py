@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.figures.plane import legend_of_settings
-from rcray.aggregate.figures.style import DASHED, Plot, finish, identity, style
+from rcray.aggregate.figures.style import DASHED, Plot, colour_and_marker, finish, style
 from rcray.aggregate.frame import ACCURACY, is_benchmark
 from rcray.aggregate.groups import Comparison, Setting
-from rcray.aggregate.movement import ROOT_KL, Turn, movement_path
+from rcray.aggregate.movement import ROOT_KL, TurningPoint, movement_path
 from rcray.aggregate.movement_tables import turn_of
 from rcray.config.benchmarks import ALPACA_EVAL
 
@@ -53,7 +53,7 @@ def _scores(lines: Lines) -> list[str]:
 
 def _paths(axis: Axes, lines: Lines, titles: Sequence[str]) -> None:
     for comparison, setting in lines:
-        colour, marker = identity(titles.index(comparison.title))
+        colour, marker = colour_and_marker(titles.index(comparison.title))
         drawn: CellResult | None = setting.drawn()
         assert drawn is not None  # it has a distance
         path = movement_path(drawn.run)
@@ -61,7 +61,7 @@ def _paths(axis: Axes, lines: Lines, titles: Sequence[str]) -> None:
                   linestyle="-" if setting.calibrated else DASHED,
                   markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip
         turn = turn_of(setting)
-        if isinstance(turn, Turn):
+        if isinstance(turn, TurningPoint):
             top = path.grew[0] + turn.gain(np.array([turn.at]))[0]
             axis.plot(turn.at, 100 * top, marker="o", markersize=13, markerfacecolor="none", color=colour)
     axis.set_title("At every probe", loc="left")
@@ -73,7 +73,7 @@ def _ends(axis: Axes, lines: Lines, titles: Sequence[str], score: str) -> None:
         distance, value = setting.metric(ROOT_KL), setting.metric(score)
         if distance is None or value is None:
             continue
-        colour, marker = identity(titles.index(comparison.title))
+        colour, marker = colour_and_marker(titles.index(comparison.title))
         error = value.spread(len(setting.results) > 1)
         axis.errorbar(distance.value, 100 * value.value, yerr=None if error is None else 100 * error, fmt=marker,
                       color=colour, markersize=7, elinewidth=1,

@@ -14,8 +14,9 @@ from rcray.aggregate.summary import IN_BAND, REALISED
 
 _CAPTION = (
     "One box per model, objective and RC. Shade: share of steps inside the disentanglement band, light 0% to dark "
-    "100%, printed first. Below it the predicted pathway of most steps with its share; then what held-out pairs say: "
-    "accuracy, and the changes of z_w and z_l ({unit}). Hatched boxes have no result and say why. Means over seeds."
+    "100%, printed first. Below it the pathway realised in most probe intervals, with its share; then what held-out "
+    "pairs say: accuracy, and the changes of z_w and z_l ({unit}). Hatched boxes have no result and say why. Means "
+    "over seeds."
 )
 _MOST = 400  # boxes that a page can show
 _LETTER = 0.08  # inches of a title's letter

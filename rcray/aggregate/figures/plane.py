@@ -9,7 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.figures.style import BLACK, DASHED, GREY, SKY, Plot, finish, identity, legend_beside, style
+from rcray.aggregate.figures.style import (
+    BLACK,
+    DASHED,
+    GREY,
+    SKY,
+    Plot,
+    colour_and_marker,
+    finish,
+    legend_beside,
+    style,
+)
 from rcray.aggregate.groups import Comparison, Setting
 
 _SYMLOG = 20.0  # the plane is stretched near 0 if trajectories differ in size by more than this
@@ -54,7 +64,7 @@ def draw_plane(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
 def _plane_panel(axis: Axes, entries: Sequence[PlaneEntry], titles: Sequence[str], unit: str) -> None:
     extents = []
     for comparison, setting, paths in entries:
-        colour, marker = identity(titles.index(comparison.title))
+        colour, marker = colour_and_marker(titles.index(comparison.title))
         for path in paths:
             w, l = path.T  # noqa: E741  the paper's letter
             extents.append(np.abs(path).max())
@@ -91,7 +101,7 @@ def legend_of_settings(figure: Figure, shown: Sequence[tuple[Comparison, Setting
     """Beside the figure: colour and marker by objective, open and dashed without RC."""
     handles: dict[str, Line2D] = {}
     for comparison, setting in shown:
-        colour, marker = identity(titles.index(comparison.title))
+        colour, marker = colour_and_marker(titles.index(comparison.title))
         style: Any = "-" if setting.calibrated else DASHED
         unfinished = "" if setting.word == "ok" else f" ({setting.word})"
         label = f"{comparison.title} {'w/' if setting.calibrated else 'w/o'} RC{unfinished}"

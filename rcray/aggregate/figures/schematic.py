@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from rcray.aggregate.figures.plane import pathway_axes, trajectory
-from rcray.aggregate.figures.style import BLACK, GREY, SKY, Plot, finish, identity, legend_beside, style
+from rcray.aggregate.figures.style import BLACK, GREY, SKY, Plot, colour_and_marker, finish, legend_beside, style
 from rcray.aggregate.groups import Comparison, Setting
 
 _CAPTION = (
@@ -50,7 +50,7 @@ def draw_schematic(model: str, comparisons: Sequence[Comparison], unit: str) -> 
         _pathways(left, list(pairs.values()), unit)
         _bands(right, pairs)
         handles: list[Artist] = [
-            Line2D([], [], color=identity(i)[0], marker=identity(i)[1], linestyle="none", label=title)
+            Line2D([], [], color=colour_and_marker(i)[0], marker=colour_and_marker(i)[1], linestyle="none", label=title)
             for i, title in enumerate(pairs)
         ]
         handles += [
@@ -64,7 +64,7 @@ def draw_schematic(model: str, comparisons: Sequence[Comparison], unit: str) -> 
 def _pathways(axis: Axes, pairs: Sequence[tuple[Seen, Seen]], unit: str) -> None:
     ends = [(i, a.end, b.end) for i, (a, b) in enumerate(pairs) if a.end is not None and b.end is not None]
     for i, without, with_rc in ends:
-        colour, marker = identity(i)
+        colour, marker = colour_and_marker(i)
         axis.annotate("", with_rc, without, arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.0})
         axis.plot(*without, marker=marker, color=colour, markerfacecolor="white", linestyle="none", zorder=3)
         axis.plot(*with_rc, marker=marker, color=colour, linestyle="none", zorder=4)
@@ -85,7 +85,7 @@ def _bands(axis: Axes, pairs: dict[str, tuple[Seen, Seen]]) -> None:
     for row, (_, (without, with_rc)) in enumerate(pairs.items()):
         start, end = np.clip(np.nan_to_num([with_rc.lower, with_rc.upper], posinf=high, neginf=low), low, high)
         axis.barh(row, end - start, left=start, height=0.55, color=SKY, alpha=0.5, linewidth=0)
-        colour, marker = identity(row)
+        colour, marker = colour_and_marker(row)
         axis.plot(without.log_r, row, marker=marker, color=colour, markerfacecolor="white", linestyle="none", zorder=4)
         axis.plot(with_rc.log_r, row, marker=marker, color=colour, linestyle="none", zorder=3)
     axis.set_yticks(range(len(pairs)), list(pairs))

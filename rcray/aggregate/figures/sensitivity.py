@@ -45,9 +45,10 @@ def draw_sensitivities(comparisons: Sequence[Comparison], results: Sequence[Cell
         if spec.axis == "ema" and places.covers(spec) and (ours := _of_runs(spec, places)).points:
             yield draw_sensitivity(spec.name, spec.title, _AVERAGE, [ours, _of_published(spec)])
     for comparison in comparisons:
+        smoothed = [s for s in comparison.settings if not s.calibrated or s.config.calibration.averages]
         scores = [
             (setting.config.calibration.ema_beta if setting.calibrated else None, value)
-            for setting in comparison.settings
+            for setting in smoothed
             if (value := setting.metric(ACCURACY))
         ]
         series = Series("held-out accuracy", scores)

@@ -7,7 +7,6 @@ and greyscale readers.
 
 import contextlib
 import io
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+
+from rcray.aggregate.tables import slug
 
 BLACK, GREY = "#000000", "#6b6b6b"
 BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
@@ -93,7 +94,7 @@ def finish(figure: Figure, name: str, title: str, caption: str, *, wide: bool = 
     return Plot(slug(name), title, caption, svg.getvalue(), png.getvalue(), print_ready.getvalue(), wide)
 
 
-def identity(index: int) -> tuple[str, str]:
+def colour_and_marker(index: int) -> tuple[str, str]:
     """Colour and marker of the n-th of several things; 70 differ."""
     return _CYCLE[index % len(_CYCLE)], _MARKERS[index % len(_MARKERS)]
 
@@ -145,8 +146,3 @@ def legend_beside(figure: Figure, handles: Sequence[Artist]) -> None:
 def wrapped(title: str) -> str:
     """A title that names many fields, on several lines."""
     return textwrap.fill(title, _LINE_LETTERS)
-
-
-def slug(text: str) -> str:
-    """A file name of a title."""
-    return re.sub(r"[^a-z0-9.=]+", "-", text.lower()).strip("-.")

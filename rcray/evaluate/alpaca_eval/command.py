@@ -153,7 +153,7 @@ def pairings(cells: Sequence[Cell], store: Store, settings: AlpacaEvalConfig) ->
     return pairs
 
 
-def run_sweep(
+def compare_sweep(
     cells: Sequence[Cell], store: Store, settings: EvaluationConfig, say: Say, *, only_estimate: bool
 ) -> None:
     """Generates on Ray, estimates, judges, and puts the win rates into the runs' evaluation files."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from rcray.config import RunConfig
-from rcray.data.batch import Schedule, collate, mismatched
+from rcray.data.batch import collate, mismatched
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
+from rcray.data.schedule import Schedule
 from rcray.models.capabilities import use_precision
 from rcray.models.inference import budget, pair_sums
 from rcray.models.precision import Precision
