@@ -13,7 +13,7 @@ const axesOf = () => {
   }));
   const numbers = data.head.numbers.slice(0, AXES).map((number, i) => ({
     key: number.key,
-    title: number.title,
+    title: number.unit ? `${number.title} (${number.unit})` : number.title,
     numeric: true,
     number,
     value: (group) => (group.key === state.base ? 0 : (numberOf(group, i).value ?? null)),
