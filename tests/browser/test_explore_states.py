@@ -98,7 +98,8 @@ def test_every_axis_has_its_unit_and_a_scale(page, made):
         assert len(titles) == 2 and all("(nats" in title for title in titles), (card, titles)
     assert page.evaluate(TITLES.format("#curves"))[1] == "nats"
     assert [title for title in page.evaluate(TITLES.format("#parallel")) if "KL" in title] == ["√KL (√nats)"]
-    assert page.evaluate("document.getElementById('worst-head').textContent") == "ΔzwΔzlnats; prompt"
+    assert page.evaluate("document.getElementById('worst-head').textContent") == "ΔzwΔzlPrompt"
+    assert page.evaluate("document.getElementById('worst-unit').textContent") == "changes in nats"
     put(page, "curve", "root_kl", "change")
     assert page.evaluate(TITLES.format("#curves"))[1] == "√nats"
     for card in ("plane", "frontier", "curves", "band", "moves", "cloud"):
@@ -117,3 +118,28 @@ def test_what_was_foreseen_shows_where_it_came_true(page, made):
     )
     assert [kind for kind, _ in order] == ["made", "foreseen"] and order[0][1] < order[1][1]
     assert page.evaluate("getComputedStyle(document.querySelector('#moves .tip.foreseen')).fill") == "none"
+
+
+def test_names_of_the_quarters_lie_in_them_and_below_no_mark(page):
+    page.wait_for("document.querySelectorAll('#plane .corner').length > 1")
+    places = page.evaluate(
+        "[...document.querySelectorAll('#plane .corner, #plane .mark')].map((each) => {"
+        " const r = each.getBoundingClientRect();"
+        " return [each.textContent, r.left, r.right, r.top, r.bottom]; })"
+    )
+    zero = page.evaluate(
+        "[...document.querySelectorAll('#plane .zero')].map((line) => line.getBoundingClientRect())"
+        ".map((r) => [r.left, r.top])"
+    )
+    sides = {
+        "reversed": (0, 0),
+        "i: both rise": (1, 0),
+        "ii: both fall": (0, 1),
+        "iii: winner kept, loser down": (1, 1),
+    }
+    marks = [place for place in places if not place[0]]
+    for name, left, right, top, bottom in (place for place in places if place[0]):
+        beyond = (left > zero[0][0] - 1, top > zero[1][1] - 1)
+        assert "".join("+" if each else "-" for each in beyond) == sides[name], name
+        hidden = [m for m in marks if m[1] < right and m[2] > left and m[3] < bottom and m[4] > top]
+        assert not hidden, f"{name} lies below a mark"

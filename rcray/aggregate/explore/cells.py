@@ -86,7 +86,7 @@ def numbers_of(results: Sequence[CellResult], unit: str) -> list[Number]:
         Number(DRIFT_L, "Δz_l", unit, digits=digits, sign=True, help="held-out drift of the rejected answers"),
         Number(MARGIN, "Margin", unit, digits=digits, sign=True, help="Δz_w - Δz_l, held-out pairs"),
         Number(ROOT_KL, "√KL", "√nats", digits=3, help="root of the KL to the start model per token, probe set"),
-        Number(IN_TRUE_BAND, "In band", "%", True, 1, help="steps inside the band of the update that is made"),
+        Number(IN_TRUE_BAND, "In true band", "%", True, 1, help="steps inside the band of the update that is made"),
         Number(REALISED["iii"], "On iii", "%", True, 1, help="probe intervals: winner preserved, loser suppressed"),
     )
     benchmarks = [

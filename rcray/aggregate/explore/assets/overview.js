@@ -48,7 +48,6 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
   const plot = frame(card, {x: fits("x"), y: fits("y"), xTitle: names[0], yTitle: names[1], height: 292});
   const {layer, X, Y} = plot;
   if (zero || based) zeroLines(plot);
-  if (corners && !based) cornersOf(plot, corners);
   const marks = [];
   for (const [group, place] of places) {
     const own = based && group.key === state.base;
@@ -102,6 +101,7 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
     });
     marks.push([mark, X(x), Y(y), group.key, dim]);
   }
+  if (corners && !based) cornersOf(plot, corners, marks);
   marks.sort((a, b) => b[4] - a[4]).forEach(([mark]) => layer.append(mark));
   brushed(card, plot, marks);
 };
@@ -115,25 +115,23 @@ const sentence = (group, index) => {
   return `${number.title} ${shown(number, found.value, number.sign || found.difference)}${number.unit ? ` ${number.unit}` : ""}${half}`;
 };
 
-// What each quarter means, where its name fits in: a longer one would stand in its neighbour, and lie.
-const cornersOf = ({layer, X, Y, left, top, inner, tall}, corners) => {
+// What each quarter means, in whichever of its corners no mark lies. Where the name does not fit in, it is left out: it
+// would stand in the neighbour's, and lie.
+const cornersOf = ({layer, X, Y, left, top, inner, tall}, corners, marks) => {
   corners.forEach((text, i) => {
-    const [right, low] = [i % 2 === 1, i > 1];
-    const wide = right ? left + inner - X(0) : X(0) - left;
-    const high = low ? top + tall - Y(0) : Y(0) - top;
-    if (high < 18) return;
-    const name = draw(
-      "text",
-      {
-        class: "corner",
-        x: right ? left + inner - 6 : left + 6,
-        y: low ? top + tall - 6 : top + 12,
-        "text-anchor": right ? "end" : "start",
-      },
-      text,
-    );
+    const [x0, x1] = i % 2 ? [X(0), left + inner] : [left, X(0)];
+    const [y0, y1] = i > 1 ? [Y(0), top + tall] : [top, Y(0)];
+    const name = draw("text", {class: "corner"}, text);
     layer.append(name);
-    if (name.getComputedTextLength() > wide - 10) name.remove();
+    const long = name.getComputedTextLength();
+    if (long > x1 - x0 - 10 || y1 - y0 < 18) return name.remove();
+    const xs = i % 2 ? [x1 - 6 - long, x0 + 6] : [x0 + 6, x1 - 6 - long];
+    const ys = i > 1 ? [y1 - 6, y0 + 13] : [y0 + 13, y1 - 6];
+    const free = ([x, y]) =>
+      !marks.some(([, mx, my]) => mx > x - 8 && mx < x + long + 8 && my > y - 18 && my < y + 10);
+    const places = ys.flatMap((y) => xs.map((x) => [x, y]));
+    const [x, y] = places.find(free) ?? places[0];
+    fill(name, {x: x.toFixed(1), y: y.toFixed(1)}, []);
   });
 };
 

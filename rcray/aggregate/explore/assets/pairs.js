@@ -64,9 +64,10 @@ const paintPairs = () => {
   );
   $("worst-head").replaceChildren(
     ...["Δz_w", "Δz_l"].map((name) => el("span", {class: "drift"}, symbols(name))),
-    `${data.head.unit}; prompt`,
+    "Prompt",
   );
   $("worst-head").hidden = !worst.length;
+  $("worst-unit").textContent = worst.length ? `changes in ${data.head.unit}` : "";
   if (!worst.length)
     $("worst-list").replaceChildren(
       el(

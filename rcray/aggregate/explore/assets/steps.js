@@ -245,6 +245,7 @@ const paintMoves = () => {
   arrow("made", came);
   if (foreseen) arrow("foreseen", [foreseen[2], foreseen[3]]); // dashes and a ring: what came shows through
   const word = (kind) => el("strong", {class: kind}, kind);
+  const others = [" Faint: ", word("foreseen"), " and ", word("made"), " in the other intervals."];
   const pair = ([w, l]) => `(${fixed(w, 2, true)}, ${fixed(l, 2, true)})`;
   if (foreseen) {
     const [start, end] = foreseen;
@@ -255,12 +256,14 @@ const paintMoves = () => {
       ` ${pair([foreseen[2], foreseen[3]])}, pathway ${guess}; `,
       word("made"),
       ` ${pair(came)}, pathway ${real}${guess === real ? ": as foreseen" : ""}.`,
+      ...others,
     );
   } else {
     $("moves-said").replaceChildren(
       `Steps ${probes[0].x[next - 1]} to ${probes[0].x[next]}: `,
       word("made"),
       ` ${pair(came)}; nothing was foreseen here.`,
+      ...(all.length ? others : []),
     );
   }
 };
