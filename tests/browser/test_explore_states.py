@@ -132,14 +132,13 @@ def test_names_of_the_quarters_lie_in_them_and_below_no_mark(page):
         ".map((r) => [r.left, r.top])"
     )
     sides = {
-        "reversed": (0, 0),
-        "i: both rise": (1, 0),
-        "ii: both fall": (0, 1),
-        "iii: winner kept, loser down": (1, 1),
+        "reversed": (False, False),
+        "i: both rise": (True, False),
+        "ii: both fall": (False, True),
+        "iii: winner kept, loser down": (True, True),
     }
     marks = [place for place in places if not place[0]]
     for name, left, right, top, bottom in (place for place in places if place[0]):
-        beyond = (left > zero[0][0] - 1, top > zero[1][1] - 1)
-        assert "".join("+" if each else "-" for each in beyond) == sides[name], name
+        assert (left > zero[0][0] - 1, top > zero[1][1] - 1) == sides[name], name
         hidden = [m for m in marks if m[1] < right and m[2] > left and m[3] < bottom and m[4] > top]
         assert not hidden, f"{name} lies below a mark"
