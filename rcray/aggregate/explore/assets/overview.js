@@ -115,8 +115,8 @@ const sentence = (group, index) => {
   return `${number.title} ${shown(number, found.value, number.sign || found.difference)}${number.unit ? ` ${number.unit}` : ""}${half}`;
 };
 
-// What each quarter means, in whichever of its corners no mark lies. Where the name does not fit in, it is left out: it
-// would stand in the neighbour's, and lie.
+// What each quarter means, in whichever of its corners no mark lies. Where there is no room for the name, it is left
+// out: it would stand in the neighbour's, and lie.
 const cornersOf = ({layer, X, Y, left, top, inner, tall}, corners, marks) => {
   corners.forEach((text, i) => {
     const [x0, x1] = i % 2 ? [X(0), left + inner] : [left, X(0)];
@@ -130,8 +130,9 @@ const cornersOf = ({layer, X, Y, left, top, inner, tall}, corners, marks) => {
     const free = ([x, y]) =>
       !marks.some(([, mx, my]) => mx > x - 8 && mx < x + long + 8 && my > y - 18 && my < y + 10);
     const places = ys.flatMap((y) => xs.map((x) => [x, y]));
-    const [x, y] = places.find(free) ?? places[0];
-    fill(name, {x: x.toFixed(1), y: y.toFixed(1)}, []);
+    const place = places.find(free);
+    if (!place) return name.remove();
+    fill(name, {x: place[0].toFixed(1), y: place[1].toFixed(1)}, []);
   });
 };
 
