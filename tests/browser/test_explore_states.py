@@ -1,12 +1,18 @@
 """What the page to explore says where there is little to say; what stays in sight; numbers that have their units."""
 
 import re
+import threading
 from itertools import pairwise
 
 import pytest
 
+from rcray.aggregate.explore.command import watch_experiments
+from rcray.aggregate.explore.server import PageServer
 from rcray.aggregate.frame import DRIFT_W
+from rcray.store import Store
 from tests.browser.exploring import SELECTED, box, drag, put, settle
+from tests.report import runs
+from tests.report.explored import write_explored
 
 #: Texts of the axes of a plot, its ticks apart.
 TITLES = "[...document.querySelectorAll('{} .title')].map((text) => text.textContent.replaceAll('\\u200b', ''))"
@@ -142,3 +148,35 @@ def test_names_of_the_quarters_lie_in_them_and_below_no_mark(page):
         assert (left > zero[0][0] - 1, top > zero[1][1] - 1) == sides[name], name
         hidden = [m for m in marks if m[1] < right and m[2] > left and m[3] < bottom and m[4] > top]
         assert not hidden, f"{name} lies below a mark"
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Two cells on a server, one of them finished."""
+    store, experiment = Store.open(tmp_path / "store"), runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    write_explored(store, cells[0])
+    server = PageServer(watch_experiments(store, [(["rcray", "sweep", "small.yaml"], experiment, cells)]), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.address, store, cells
+    server.shutdown()
+    server.server_close()
+
+
+def test_news_between_press_and_release_does_not_swallow_the_click(browser, served):
+    address, store, cells = served
+    page = browser.open(address)
+    page.wait_for("document.querySelectorAll('#table tr[data-key]').length == 2")
+    key = page.evaluate("document.querySelector('#table tr[data-key]').dataset.key")
+    left, top, right, bottom = box(page, f"#table tr[data-key='{key}'] .name")
+    mouse = {"x": (left + right) / 2, "y": (top + bottom) / 2, "button": "left", "clickCount": 1}
+    page.send("Input.dispatchMouseEvent", type="mousePressed", **mouse)
+    write_explored(store, cells[1])
+    asked = len(page.requests)
+    page.wait_for("fetch('state').then((a) => a.json()).then((s) => s.version > 1)")
+    page.evaluate("new Promise((done) => setTimeout(done, 2 * 1500))")  # twice the time between two of the page's own
+    assert len(page.requests) > asked
+    page.send("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
+    settle(page)
+    assert page.evaluate(SELECTED) == [key]
+    page.wait_for("document.querySelector('#chips').textContent == '2 ok'")

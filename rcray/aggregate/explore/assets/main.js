@@ -101,6 +101,7 @@ const update = async () => {
   let pause = POLL;
   try {
     const said = await source.load();
+    await released();
     $("problem").hidden = true;
     if (take(said)) {
       repaint("data");
