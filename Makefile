@@ -41,7 +41,7 @@ ONLY ?= tests
 test-slow: $(VENV)/.installed  ## what takes minutes: workers killed under Ray Train; ONLY=FILE for one of them
 	$(PYTEST) -m "slow and not browser" $(ONLY)
 
-test-browser: $(VENV)/.installed  ## the MLflow UI in a headless Chromium; skipped where there is none
+test-browser: $(VENV)/.installed  ## the pages in a headless Chromium; skipped where there is none
 	$(BIN)/python -m pytest -m browser
 
 campaign: $(VENV)/.installed  ## wrong input by the thousand, every fault, two hundred cells in one sweep; their figures

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import Chromium, find_chromium
+from tests.browser.chromium import Chromium, Page, find_chromium
+from tests.browser.exploring import Made
 
 HERE = Path(__file__).parent
 
@@ -23,3 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def browser() -> Iterator[Chromium]:
     with Chromium() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def page(made: Made, browser: Chromium) -> Iterator[Page]:
+    """The page to explore, drawn; at the end it has asked nobody and said no error."""
+    opened = browser.open(made.page)
+    opened.wait_for("document.body.dataset.ready == 'yes' && document.querySelectorAll('#worst-list button').length")
+    yield opened
+    assert opened.errors == [] and opened.requested_hosts() == set()
+    assert opened.evaluate("document.title") == made.experiment.title, "no text of the store was run"

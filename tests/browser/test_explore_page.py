@@ -4,89 +4,16 @@ import json
 import re
 import shlex
 
-import numpy as np
 import pytest
-import yaml
 from typer.testing import CliRunner
 
-from rcray.aggregate.collect import collect
-from rcray.aggregate.explore.cells import rows_of
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
 from rcray.aggregate.groups import difference
-from rcray.aggregate.report import build_report
 from rcray.cli import app
-from rcray.cli.shared import cells_of, sweep_command
-from rcray.store import Store
-from tests.report import runs
-from tests.report.explored import HOSTILE, KEY, write_explored
+from tests.browser.exploring import SELECTED, box, drag, put, settle
+from tests.report.explored import HOSTILE, KEY
 
-SELECTED = "[...document.querySelectorAll('#table tr.selected')].map((row) => row.dataset.key)"
 BRIGHT = "[...document.querySelectorAll('{}:not(.dim)')].map((mark) => mark.dataset.key)"
-FRAME = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))"
-
-
-class Made:
-    """A store of thirteen runs, the last one failed, and its page."""
-
-    def __init__(self, folder):
-        self.store = Store.open(folder / "store")
-        made = runs.several_seeds(runs.quickstart(), (42, 43))
-        self.file = folder / "my grid.yaml"
-        self.file.write_text(yaml.safe_dump(made.model_dump(mode="json", include={"name", "title", "run", "grid"})))
-        self.experiment, self.cells = cells_of(self.file, None)
-        for cell in self.cells:
-            write_explored(self.store, cell)
-        self.failed = self.cells[-1]
-        runs.make(self.store, self.failed, "failed", error=f"ran out of luck {HOSTILE}", steps=30)
-        command = sweep_command(self.file, None)
-        self.page = build_report(self.store, self.experiment, self.cells, figures=False, command=command).explore
-        self.rows = rows_of(collect(self.store, self.cells))
-        self.keys = [row.key for row in self.rows]
-
-    def value(self, key, metric):
-        return self.rows[self.keys.index(key)].setting.metric(metric).value
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return Made(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture
-def page(made, browser):
-    opened = browser.open(made.page)
-    opened.wait_for("document.body.dataset.ready == 'yes' && document.querySelectorAll('#worst-list button').length")
-    yield opened
-    assert opened.errors == [] and opened.requested_hosts() == set()
-    assert opened.evaluate("document.title") == made.experiment.title, "no text of the store was run"
-
-
-def settle(page):
-    page.evaluate(FRAME)
-
-
-def drag(page, start, end):
-    way = [np.add(start, np.subtract(end, start) * share) for share in (0.3, 0.7, 1)]
-    page.send("Input.dispatchMouseEvent", type="mouseMoved", x=start[0], y=start[1])
-    for kind, (x, y) in [("mousePressed", start), *(("mouseMoved", place) for place in way), ("mouseReleased", end)]:
-        page.send("Input.dispatchMouseEvent", type=kind, x=float(x), y=float(y), button="left", buttons=1, clickCount=1)
-    settle(page)
-
-
-def put(page, field, value, event="input"):
-    """Sets a field as a person would."""
-    page.evaluate(
-        f"(() => {{ const f = document.getElementById('{field}'); f.value = {json.dumps(value)};"
-        f" f.dispatchEvent(new Event('{event}')); }})()"
-    )
-    settle(page)
-
-
-def box(page, selector):
-    return page.evaluate(
-        f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-        " const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; })()"
-    )
 
 
 def follows(page, keys):
@@ -176,7 +103,7 @@ def test_seeds_are_one_line_until_asked_for(page, made):
 def test_the_scrubber_tells_band_and_move_at_any_step(page, made):
     page.click(f"#table tr[data-key='{made.keys[0]}'] .name")
     put(page, "step", 95)
-    result = next(r for r in collect(made.store, made.cells) if r.cell.run_id == made.rows[0].setting.run_ids[0])
+    result = next(r for r in made.results() if r.cell.run_id == made.rows[0].setting.run_ids[0])
     records = result.dynamics(["log_r", "true_band_lower", "true_band_upper", "probe_z_w", "probe_z_l"])
     said = page.evaluate("document.getElementById('band-said').textContent").replace("−", "-")
     numbers = [float(text) for text in re.findall(r"[+-]?\d+\.\d+", said)]

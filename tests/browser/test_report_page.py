@@ -72,6 +72,8 @@ def test_it_looks_right_everywhere(report, browser, tmp_path, look, width):
     page.prefer(scheme="dark" if look == "dark" else "light", medium="print" if look == "print" else "")
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide <= 0, "nothing sticks out of the page"
+    cut = "[...document.querySelectorAll('nav a')].filter((a) => a.getBoundingClientRect().right > innerWidth).length"
+    assert look == "print" or page.evaluate(cut) == 0, "every chapter is in sight"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     lightness = sum(int(part) for part in background[4:-1].split(",")[:3])
     assert (lightness < 200) == (look == "dark")

@@ -89,6 +89,7 @@ def test_installed_alone_it_says_what_it_needs_and_runs_the_quickstart_elsewhere
     run(*install, wheel, cwd=elsewhere)
     assert __version__ in run(program / "rcray", "--version", cwd=elsewhere)
     assert "33 objectives" in run(program / "rcray", "objectives", cwd=elsewhere)
+    _imports_lightly(program / "python", elsewhere)
     refused = run(program / "rcray", "sweep", "quickstart", cwd=elsewhere, ok=(2,))
     extras = re.search(r"pip install 'rcray\[([\w,]+)\]'", refused).group(1)
     assert extras == "sweep,track,eval" and len(refused.splitlines()) == 1
@@ -100,3 +101,22 @@ def test_installed_alone_it_says_what_it_needs_and_runs_the_quickstart_elsewhere
     assert str(tmp_path / "venv") in where
     results = elsewhere / "rcray-store" / "experiments" / "quickstart"
     assert (results / "report.html").is_file() and (results / "tables" / "results.md").is_file()
+
+
+#: CPU seconds of `import torch`, and of the core's names after it.
+IMPORTS = """
+import time
+began = time.process_time()
+import torch
+torch_there = time.process_time()
+from rcray import Calibrator, UpdateSteering, calibrate
+print(torch_there - began, time.process_time() - torch_there)
+"""
+
+
+def _imports_lightly(python, folder):
+    """The least of five: 0.3 s beyond torch, or a quarter of torch's own where the machine is slow."""
+    taken = [[float(part) for part in run(python, "-c", IMPORTS, cwd=folder).split()] for _ in range(5)]
+    torch, core = (min(times) for times in zip(*taken, strict=True))
+    print(f"import torch {torch:.2f} CPU seconds, the core {core:.2f} more")
+    assert core < max(0.3, torch / 4), taken

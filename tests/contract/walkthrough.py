@@ -30,7 +30,7 @@ from tests.ray.heads import TOKEN, free_ports, running_head
 
 BIN = Path(sys.executable).parent
 PORT = "127.0.0.1:5000"  # as printed; a free one is taken instead
-SECONDS = 300  # for one command
+SECONDS = 600  # for one command, on a machine with other work
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def test_only_fields_that_vary_by_themselves_are_axes(tmp_path):
     table = table_of(collect(Store.open(tmp_path), cells), "nats")
     assert [field["path"] for field in table["fields"]] == ["objective", "train.learning_rate"]
     assert [field["log"] for field in table["fields"]] == [False, True]
-    assert table["groups"][0]["label"] == "DPO · none · learning_rate=1e-05"
+    assert table["groups"][0]["label"] == "DPO · no RC · learning_rate=1e-05"
     assert {tuple(group["values"]) for group in table["groups"]} == {
         (name, rate) for name in ("DPO", "SimPO") for rate in (1e-5, 1e-3)
     }

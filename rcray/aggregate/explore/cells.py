@@ -85,8 +85,8 @@ def numbers_of(results: Sequence[CellResult], unit: str) -> list[Number]:
         Number(DRIFT_W, "Δz_w", unit, digits=digits, sign=True, help="held-out drift of the chosen answers"),
         Number(DRIFT_L, "Δz_l", unit, digits=digits, sign=True, help="held-out drift of the rejected answers"),
         Number(MARGIN, "Margin", unit, digits=digits, sign=True, help="Δz_w - Δz_l, held-out pairs"),
-        Number(ROOT_KL, "√KL", "", digits=3, help="root of the KL to the start model per token, probe set"),
-        Number(IN_TRUE_BAND, "In band", "%", True, 1, help="steps inside the band of the update that is made"),
+        Number(ROOT_KL, "√KL", "√nats", digits=3, help="root of the KL to the start model per token, probe set"),
+        Number(IN_TRUE_BAND, "In true band", "%", True, 1, help="steps inside the band of the update that is made"),
         Number(REALISED["iii"], "On iii", "%", True, 1, help="probe intervals: winner preserved, loser suppressed"),
     )
     benchmarks = [
@@ -162,7 +162,8 @@ def table_of(results: Sequence[CellResult], unit: str) -> dict[str, Any]:
 
 def _label(row: Row, several: bool) -> str:
     model = [row.setting.config.model.label] if several else []
-    return " · ".join(filter(None, [*model, row.objective, row.calibration, row.variant]))
+    calibration = "no RC" if row.calibration == "none" else row.calibration
+    return " · ".join(filter(None, [*model, row.objective, calibration, row.variant]))
 
 
 def _number(setting: Setting, metric: str, several: bool) -> list[float | None] | str:

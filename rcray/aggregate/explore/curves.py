@@ -8,7 +8,7 @@ little-endian float32 in base64: half of what decimal digits take, and infinitie
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,21 +36,28 @@ class Choice:
     key: str
     title: str
     help: str
+    unit: str = ""
 
 
 #: In the order of the menu; the first one is shown at first.
 CHOICES = (
     Choice("probe_z_w", "Δz_w, probe set", "chosen log-likelihood on the probe set, since the first probe"),
     Choice("probe_z_l", "Δz_l, probe set", "rejected log-likelihood on the probe set, since the first probe"),
-    Choice("probe_accuracy", "margins that grew, probe set", BY_NAME["probe_accuracy"].meaning),
-    Choice("root_kl", "√KL, probe set", "root of the KL to the start model per token of the probe's chosen answers"),
-    Choice("probe_entropy", "entropy, probe set", BY_NAME["probe_entropy"].meaning),
+    Choice("probe_accuracy", "margins that grew, probe set", BY_NAME["probe_accuracy"].meaning, "share of pairs"),
+    Choice("root_kl", "√KL, probe set", "root of the KL to the start model per token of the probe's chosen answers",
+           "√nats"),
+    Choice("probe_entropy", "entropy, probe set", BY_NAME["probe_entropy"].meaning, "nats/token"),
     Choice("loss", "loss", BY_NAME["loss"].meaning),
     Choice("log_r", "log r", BY_NAME["log_r"].meaning),
     Choice("rho", "ρ at the head or the last adapters", BY_NAME["rho"].meaning),
-    Choice("in_band", "in band at the head", BY_NAME["in_band"].meaning),
+    Choice("in_band", "in band at the head", BY_NAME["in_band"].meaning, "share of steps"),
     Choice("grad_norm", "gradient norm", BY_NAME["grad_norm"].meaning),
-)
+)  # fmt: skip
+
+
+def offered(unit: str) -> list[Choice]:
+    """The choices, with the unit of the runs' likelihoods."""
+    return [replace(choice, unit=unit) if choice.key in _SINCE_START else choice for choice in CHOICES]
 
 
 def pack(values: Any) -> str:

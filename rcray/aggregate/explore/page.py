@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.explore.cells import all_differences, table_of, values_of
-from rcray.aggregate.explore.curves import CHOICES, FEWER_POINTS, POINTS, curves_of, step_records
+from rcray.aggregate.explore.curves import FEWER_POINTS, POINTS, curves_of, offered, step_records
 from rcray.aggregate.explore.details import details_of
 from rcray.aggregate.frame import likelihood_unit
 from rcray.errors import StoreError
@@ -62,7 +62,7 @@ def head_of(subject: Subject, results: Sequence[CellResult]) -> dict[str, Any]:
         "description": subject.description,
         "unit": unit,
         "pathways": PATHWAYS,
-        "choices": [asdict(choice) for choice in CHOICES],
+        "choices": [asdict(choice) for choice in offered(unit)],
         "commands": [
             {"text": shlex.join(redact(part) for part in origin.command), "runs": list(origin.runs)}
             for origin in subject.origins

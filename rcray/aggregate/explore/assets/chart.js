@@ -6,10 +6,13 @@ const stepTicks = (last) =>
     .filter(([step]) => Number.isInteger(step))
     .map(([step]) => [step, String(step)]);
 
+// Round values, about as many as asked for and never one alone: an axis with one number has no scale.
 const ticksOf = ([low, high], count = 5) => {
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough) ?? power * 10;
+  const between = (n) => Math.floor(high / n + 1e-9) - Math.ceil(low / n - 1e-9) + 1;
+  const steps = [0.5, 1, 2, 5, 10].map((n) => n * power);
+  const step = steps.filter((n) => between(n) > 1).reduce((best, n) => (best >= rough ? best : n), steps[0]);
   const ticks = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i += 1) ticks.push(i * step);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));

@@ -8,20 +8,34 @@ const paintHead = () => {
   $("description").textContent = description;
   const counts = new Map();
   for (const run of Object.values(data.runs)) counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
-  $("chips").replaceChildren(...[...counts].map(([word, count]) => chipOf(word, `${count} ${word}`)));
+  $("chips").replaceChildren(
+    ...[...counts].map(([word, count]) =>
+      el(
+        "button",
+        {
+          type: "button",
+          class: `chip ${word}`,
+          "data-state": word,
+          "aria-pressed": String(state.filter === word),
+          title: state.filter === word ? "show every cell" : `show only cells with a run that is ${word}`,
+        },
+        `${count} ${word}`,
+      ),
+    ),
+  );
   $("report").hidden = LIVE;
 };
 const paintBar = () => {
-  const count = state.selected.size;
-  $("chosen").textContent = count ? `${count} of ${data.groups.size} selected` : "all cells";
-  $("clear").hidden = !count;
+  const count = [...state.selected].filter((key) => data.groups.has(key)).length;
+  $("chosen").textContent = choosing() ? `${count} of ${data.groups.size} selected` : "all cells";
+  $("clear").hidden = !choosing();
   const base = state.base && data.groups.get(state.base);
   $("pinned").replaceChildren(...(base ? ["against ", el("strong", {}, base.label)] : []));
   $("unpin").hidden = !base;
   $("copy-command").disabled = !commandOf();
   if ($("filter").value !== state.filter) $("filter").value = state.filter;
 };
-onPaint(["data"], paintHead);
+onPaint(["data", "filter"], paintHead);
 onPaint(["data", "selected", "base", "filter"], paintBar);
 
 // The command that runs the cells in view: the file's own, with --only where it is not all of them.
@@ -60,6 +74,10 @@ $("copy-command").addEventListener("click", (event) => copy(event.currentTarget,
 $("copy-link").addEventListener("click", (event) => copy(event.currentTarget, location.href));
 $("clear").addEventListener("click", () => select([]));
 $("unpin").addEventListener("click", () => pin(null));
+$("chips").addEventListener("click", ({target}) => {
+  const word = target.dataset.state;
+  if (word) change({filter: state.filter === word ? "" : word});
+});
 $("filter").addEventListener("input", (event) => change({filter: event.target.value}));
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && event.target !== $("filter")) select([]);
@@ -83,6 +101,7 @@ const update = async () => {
   let pause = POLL;
   try {
     const said = await source.load();
+    await released();
     $("problem").hidden = true;
     if (take(said)) {
       repaint("data");

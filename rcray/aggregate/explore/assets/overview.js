@@ -23,7 +23,7 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
   const indices = keys.map(indexOf);
   const inView = visible();
   const places = new Map(inView.map((group) => [group, placeOf(group, indices, columns)]).filter(([, place]) => place));
-  if (!places.size) return nothing(card, "Nothing was measured yet.");
+  if (!places.size) return nothing(card, inView.length ? "Nothing was measured yet." : NO_MATCH);
   const based = state.base && data.groups.has(state.base);
   const shown = [...places].filter(([group]) => !state.zoom || isShown(group.key));
   const scale = [1, percent ? 100 : 1];
@@ -44,16 +44,15 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
       0.08,
     );
   };
-  const names = titles.map((title) => (based ? `${title}, minus the pinned` : title));
+  const names = titles.map((title) => (based ? `${title.replace(", held-out", "")}, minus the pinned` : title));
   const plot = frame(card, {x: fits("x"), y: fits("y"), xTitle: names[0], yTitle: names[1], height: 292});
   const {layer, X, Y} = plot;
   if (zero || based) zeroLines(plot);
-  if (corners && !based) cornersOf(plot, corners);
   const marks = [];
   for (const [group, place] of places) {
     const own = based && group.key === state.base;
     const [x, y] = own ? [0, 0] : [place.x.value * scale[0], place.y.value * scale[1]];
-    const dim = !isShown(group.key);
+    const dim = !own && !isShown(group.key);
     if (state.selected.has(group.key) && !based) {
       const way = wayOf(group, columns);
       layer.append(
@@ -102,6 +101,7 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
     });
     marks.push([mark, X(x), Y(y), group.key, dim]);
   }
+  if (corners && !based) cornersOf(plot, corners, marks);
   marks.sort((a, b) => b[4] - a[4]).forEach(([mark]) => layer.append(mark));
   brushed(card, plot, marks);
 };
@@ -115,16 +115,25 @@ const sentence = (group, index) => {
   return `${number.title} ${shown(number, found.value, number.sign || found.difference)}${number.unit ? ` ${number.unit}` : ""}${half}`;
 };
 
-const cornersOf = ({layer, left, top, inner, tall}, corners) => {
-  const places = [
-    [left + 6, top + 12, "start"],
-    [left + inner - 6, top + 12, "end"],
-    [left + 6, top + tall - 6, "start"],
-    [left + inner - 6, top + tall - 6, "end"],
-  ];
-  corners.forEach((text, i) =>
-    layer.append(draw("text", {class: "corner", x: places[i][0], y: places[i][1], "text-anchor": places[i][2]}, text)),
-  );
+// What each quarter means, in whichever of its corners no mark lies. Where there is no room for the name, it is left
+// out: it would stand in the neighbour's, and lie.
+const cornersOf = ({layer, X, Y, left, top, inner, tall}, corners, marks) => {
+  corners.forEach((text, i) => {
+    const [x0, x1] = i % 2 ? [X(0), left + inner] : [left, X(0)];
+    const [y0, y1] = i > 1 ? [Y(0), top + tall] : [top, Y(0)];
+    const name = draw("text", {class: "corner"}, text);
+    layer.append(name);
+    const long = name.getComputedTextLength();
+    if (long > x1 - x0 - 10 || y1 - y0 < 18) return name.remove();
+    const xs = i % 2 ? [x1 - 6 - long, x0 + 6] : [x0 + 6, x1 - 6 - long];
+    const ys = i > 1 ? [y1 - 6, y0 + 13] : [y0 + 13, y1 - 6];
+    const free = ([x, y]) =>
+      !marks.some(([, mx, my]) => mx > x - 8 && mx < x + long + 8 && my > y - 18 && my < y + 10);
+    const places = ys.flatMap((y) => xs.map((x) => [x, y]));
+    const place = places.find(free);
+    if (!place) return name.remove();
+    fill(name, {x: place[0].toFixed(1), y: place[1].toFixed(1)}, []);
+  });
 };
 
 // A press on a mark selects it or lets it go; a drag selects what lies in the rectangle, with shift in addition.
@@ -173,13 +182,23 @@ const paintOverview = () => {
     keys: ["dynamics/root_kl", "preference/accuracy"],
     columns: ["root_kl", "probe_accuracy"],
     percent: true,
-    titles: ["√KL to the start model, per token", "accuracy, held-out (%)"],
+    titles: ["√KL to the start model, per token (√nats)", "accuracy, held-out (%)"],
   });
   const kinds = [...new Set([...data.groups.values()].map((group) => group.kind))];
   $("legend").replaceChildren(
     ...data.colours.map((name, i) => el("span", {class: "key"}, el("span", {class: `swatch c${i % 12}`}), name)),
     ...kinds.map((kind) =>
-      el("span", {class: "key"}, glyph({kind, colour: "ink", key: ""}), kind === "none" ? "no calibration" : kind),
+      el(
+        "span",
+        {class: "key"},
+        glyph({kind, colour: "ink", key: ""}),
+        draw(
+          "svg",
+          {class: "sample-line", width: 26, height: 8, "aria-hidden": "true"},
+          draw("line", {x1: 0, x2: 26, y1: 4, y2: 4, "stroke-dasharray": dashOf({kind})}),
+        ),
+        kind === "none" ? "no calibration (no RC)" : kind,
+      ),
     ),
     el("span", {class: "key"}, "of selected cells: thin line, the way on the probe set; cross, the 95% interval"),
   );

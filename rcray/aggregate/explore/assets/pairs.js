@@ -5,7 +5,10 @@ const pairsNow = () => (shownPairs.run === focus() ? shownPairs.found : null);
 
 const loadPairs = async () => {
   const id = focus();
-  if (!id) return;
+  if (!id) {
+    shownPairs = {run: null, found: null};
+    return repaint("pairs");
+  }
   const found = await source.details(id);
   if (focus() !== id) return;
   const same = shownPairs.run === id && shownPairs.found?.runs === found.runs && shownPairs.base === state.base;
@@ -33,7 +36,12 @@ const driftIn = (found, name) => {
 const paintPairs = () => {
   const [id, found] = [focus(), pairsNow()];
   const detail = found?.detail ?? {};
-  $("pairs-note").textContent = id ? `of ${groupOfRun(id)?.label}, seed ${data.runs[id].seed}` : "";
+  $("pairs-note").textContent = id ? `of ${groupOfRun(id)?.label}, seed ${data.runs[id].seed}` : NOTHING_CHOSEN;
+  $("pairs").querySelector(".two").hidden = !id;
+  if (!id) {
+    $("pair").hidden = true;
+    return paintSamples([]);
+  }
   if (!found) return;
   paintCloud(found, detail);
   const worst = detail.displaced ?? [];
@@ -54,6 +62,12 @@ const paintPairs = () => {
       );
     }),
   );
+  $("worst-head").replaceChildren(
+    ...["Δz_w", "Δz_l"].map((name) => el("span", {class: "drift"}, symbols(name))),
+    "Prompt",
+  );
+  $("worst-head").hidden = !worst.length;
+  $("worst-unit").textContent = worst.length ? `changes in ${data.head.unit}` : "";
   if (!worst.length)
     $("worst-list").replaceChildren(
       el(
@@ -84,7 +98,7 @@ const paintCloud = (found, detail) => {
     x: padded(extent([...w, 0])),
     y: padded(extent([...l, 0])),
     xTitle: `Δz_w of a pair (${data.head.unit})`,
-    yTitle: "Δz_l",
+    yTitle: `Δz_l of a pair (${data.head.unit})`,
     height: 270,
   });
   const {layer, X, Y} = plot;

@@ -13,7 +13,7 @@ const axesOf = () => {
   }));
   const numbers = data.head.numbers.slice(0, AXES).map((number, i) => ({
     key: number.key,
-    title: number.title,
+    title: number.unit ? `${number.title} (${number.unit})` : number.title,
     numeric: true,
     number,
     value: (group) => (group.key === state.base ? 0 : (numberOf(group, i).value ?? null)),
@@ -70,7 +70,7 @@ const paintParallel = () => {
   const box = $("parallel").querySelector(".plot");
   const wide = Math.max(axes.length * 100, box.clientWidth);
   const [top, tall, left] = [34, 176, 70];
-  const gap = (wide - left - 40) / Math.max(1, axes.length - 1);
+  const gap = (wide - left - 56) / Math.max(1, axes.length - 1);
   const X = (i) => left + i * gap;
   const Y = (place) => top + tall * (1 - place);
   const svg = draw("svg", {width: wide, height: top + tall + 26, role: "img"});

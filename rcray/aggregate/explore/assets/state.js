@@ -67,6 +67,28 @@ const repaint = (...names) => {
   }
   names.forEach((name) => pending.add(name));
 };
+// What is drawn anew between a press and its release is not pressed: news waits for the release.
+let pressed = null;
+const released = () => pressed?.promise;
+addEventListener(
+  "pointerdown",
+  () => {
+    let resolve;
+    const promise = new Promise((done) => (resolve = done));
+    pressed ??= {promise, resolve};
+  },
+  true,
+);
+for (const name of ["pointerup", "pointercancel", "blur"])
+  addEventListener(
+    name,
+    () => {
+      pressed?.resolve();
+      pressed = null;
+    },
+    true,
+  );
+
 const change = (patch) => {
   Object.assign(state, patch);
   repaint(...Object.keys(patch));

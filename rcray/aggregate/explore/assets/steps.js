@@ -10,6 +10,7 @@ const focus = () => {
   const ids = runsToShow();
   return ids.find((id) => data.runs[id].curves?.x) ?? ids[0] ?? null;
 };
+const NOTHING_CHOSEN = "No cell is chosen.";
 const groupOfRun = (id) => [...data.groups.values()].find((group) => group.runs.includes(id));
 const lastStep = () =>
   Math.max(
@@ -60,7 +61,7 @@ const paintCurves = () => {
   );
   if (!groups.length) {
     $("curve-said").textContent = "";
-    return nothing("curves", "No step was recorded yet.");
+    return nothing("curves", chosenGroups().length ? "No step was recorded yet." : NOTHING_CHOSEN);
   }
   const few = groups.length <= 12;
   const values = groups.flatMap((group) => {
@@ -72,8 +73,9 @@ const paintCurves = () => {
     y: padded(extent(values)),
     xTicks: stepTicks(lastStep()),
     xTitle: "step",
+    yTitle: choice.unit,
     height: 250,
-    left: 50,
+    left: 56,
   });
   const {layer, X, Y} = plot;
   for (const group of groups) {
@@ -120,7 +122,7 @@ const paintCurves = () => {
     return `${group.label}: ${fixed(mean.y[i], 3)}`;
   });
   $("curve-said").textContent =
-    `Step ${stepNow()}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}${few && data.head.several ? " Band: ± one standard deviation over seeds." : ""}`;
+    `Step ${stepNow()}${choice.unit ? ` (${choice.unit})` : ""}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}${few && data.head.several ? " Band: ± one standard deviation over seeds." : ""}`;
   scrub("curves", plot);
 };
 
@@ -130,7 +132,7 @@ const paintBand = () => {
   const [ratio, lower, upper] = ["log_r", "true_band_lower", "true_band_upper"].map(focusCurve);
   if (!ratio?.x.length) {
     $("band-said").textContent = "";
-    return nothing("band", "No step was recorded yet.");
+    return nothing("band", id ? "No step was recorded yet." : NOTHING_CHOSEN);
   }
   const [low, high] = ["band_lower", "band_upper"].map(focusCurve);
   const finite = [...ratio.y, ...[...lower.y, ...upper.y].filter((value) => Math.abs(value) < 4)];
@@ -143,7 +145,7 @@ const paintBand = () => {
     xTitle: "step",
     yTitle: "log r",
     height: 250,
-    left: 50,
+    left: 56,
   });
   const {layer, X, Y} = plot;
   const held = (value) => Y(Math.max(y[0] - 1, Math.min(y[1] + 1, value))); // an open edge is beyond the frame
@@ -193,7 +195,7 @@ const paintMoves = () => {
     (all.length && step >= all[all.length - 1][1] ? null : all[0]);
   if (!all.length && !(next > 0)) {
     $("moves-said").textContent = "";
-    return nothing("moves", run ? "No interval between two probes yet." : "No run is chosen.");
+    return nothing("moves", run ? "No interval between two probes yet." : NOTHING_CHOSEN);
   }
   const words = Object.keys(data.head.pathways);
   const came = foreseen
@@ -224,8 +226,8 @@ const paintMoves = () => {
   const plot = frame("moves", {
     x: typical(0),
     y: typical(1),
-    xTitle: "move of z_w",
-    yTitle: "move of z_l",
+    xTitle: `move of z_w (${data.head.unit})`,
+    yTitle: `move of z_l (${data.head.unit})`,
     height: 250,
   });
   const {layer, X, Y} = plot;
@@ -238,11 +240,12 @@ const paintMoves = () => {
   const arrow = (kind, [x, y]) =>
     layer.append(
       draw("line", {class: `arrow ${kind}`, x1: X(0), y1: Y(0), x2: X(x), y2: Y(y)}),
-      draw("circle", {class: `tip ${kind}`, cx: X(x), cy: Y(y), r: 4.5}),
+      draw("circle", {class: `tip ${kind}`, cx: X(x), cy: Y(y), r: kind === "made" ? 4.5 : 7}),
     );
-  if (foreseen) arrow("foreseen", [foreseen[2], foreseen[3]]);
   arrow("made", came);
+  if (foreseen) arrow("foreseen", [foreseen[2], foreseen[3]]); // dashes and a ring: what came shows through
   const word = (kind) => el("strong", {class: kind}, kind);
+  const others = [" Faint: ", word("foreseen"), " and ", word("made"), " in the other intervals."];
   const pair = ([w, l]) => `(${fixed(w, 2, true)}, ${fixed(l, 2, true)})`;
   if (foreseen) {
     const [start, end] = foreseen;
@@ -253,12 +256,14 @@ const paintMoves = () => {
       ` ${pair([foreseen[2], foreseen[3]])}, pathway ${guess}; `,
       word("made"),
       ` ${pair(came)}, pathway ${real}${guess === real ? ": as foreseen" : ""}.`,
+      ...others,
     );
   } else {
     $("moves-said").replaceChildren(
       `Steps ${probes[0].x[next - 1]} to ${probes[0].x[next]}: `,
       word("made"),
       ` ${pair(came)}; nothing was foreseen here.`,
+      ...(all.length ? others : []),
     );
   }
 };

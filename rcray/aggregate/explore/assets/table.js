@@ -11,7 +11,9 @@ const visible = () => {
     return words.every((word) => text.includes(word));
   });
 };
-const isShown = (key) => !state.selected.size || state.selected.has(key);
+// A brush that no cell lies in chooses none; nothing chosen at all is everything.
+const choosing = () => state.selected.size > 0 || Object.keys(state.brushes).length > 0;
+const isShown = (key) => !choosing() || state.selected.has(key);
 
 // A number of a setting as it is asked for now: its value and half of its interval, or a word.
 const numberOf = (group, index) => {
@@ -47,6 +49,7 @@ const numberCell = (number, found) => {
 };
 
 const chipOf = (word, text = word) => el("span", {class: `chip ${word}`}, text);
+const NO_MATCH = "No cell passes the filter.";
 const statusOf = (group) => {
   const counts = new Map();
   for (const word of states(group)) counts.set(word, (counts.get(word) ?? 0) + 1);
@@ -86,7 +89,7 @@ const headOf = (column) =>
   el(
     "th",
     {
-      class: column.number ? "right" : null,
+      class: column.number ? "right" : column.key === "cell" ? "name" : null,
       title: column.help ?? null,
       scope: "col",
       "aria-sort": state.sort?.[0] === column.key ? (state.sort[1] > 0 ? "ascending" : "descending") : null,
@@ -98,6 +101,14 @@ const headOf = (column) =>
       column.unit ? el("span", {class: "unit"}, column.unit) : null,
     ),
   );
+
+// A number of one seed: against the pinned cell's run with the same seed, where one is pinned.
+const seedNumber = (group, run, metric) => {
+  const base = group.key === state.base ? null : data.groups.get(state.base);
+  if (!base) return {value: run.values[metric]};
+  const other = base.runs.map((id) => data.runs[id]).find((each) => each?.seed === run.seed);
+  return {value: run.values[metric] - other?.values[metric], title: `minus the pinned cell's seed ${run.seed}`};
+};
 
 const seedRow = (group, id, list) => {
   const run = data.runs[id];
@@ -130,15 +141,29 @@ const seedRow = (group, id, list) => {
         chipOf(run.state),
         el("span", {class: "soft small"}, run.doing || (run.interrupted ? `interrupted, ${steps}` : steps)),
       );
-    const value = column.number && run.values[column.number.key];
+    if (!column.number) return el("td");
+    const {value, title} = seedNumber(group, run, column.number.key);
     return el(
       "td",
-      {class: column.number ? "right soft" : null},
-      value === undefined || value === null || !column.number ? "" : shown(column.number, value),
+      {class: "right soft", title},
+      Number.isFinite(value) ? shown(column.number, value, column.number.sign || Boolean(title)) : "–",
     );
   });
-  return el("tr", {class: "seed-row", "data-run-row": id}, el("td"), cells, el("td"));
+  return el("tr", {class: "seed-row", "data-run-row": id}, el("td", {class: "first"}), cells);
 };
+
+const pinOf = (group, pinned) =>
+  el(
+    "button",
+    {
+      type: "button",
+      class: "pin",
+      "data-pin": group.key,
+      title: pinned ? "unpin" : "pin as the baseline: every number becomes the difference from it",
+      "aria-pressed": String(pinned),
+    },
+    "⚑",
+  );
 
 const rowsOf = (group, list) => {
   const pinned = group.key === state.base;
@@ -152,8 +177,9 @@ const rowsOf = (group, list) => {
       },
       el(
         "td",
-        {},
+        {class: "first"},
         el("input", {type: "checkbox", "aria-label": `select ${group.label}`, checked: state.selected.has(group.key)}),
+        pinOf(group, pinned),
       ),
       list.map((column) => {
         if (column.key === "cell") return el("td", {class: "name"}, glyph(group), el("span", {}, group.label));
@@ -180,24 +206,9 @@ const rowsOf = (group, list) => {
         if (column.number) return numberCell(column.number, numberOf(group, column.index));
         return el("td", {}, String(group.values[column.field] ?? "–"));
       }),
-      el(
-        "td",
-        {},
-        el(
-          "button",
-          {
-            type: "button",
-            class: "pin",
-            "data-pin": group.key,
-            title: pinned ? "unpin" : "pin as the baseline",
-            "aria-pressed": String(pinned),
-          },
-          "⚑",
-        ),
-      ),
     ),
   ];
-  const span = list.length + 1;
+  const span = list.length;
   for (const id of group.runs) {
     const run = data.runs[id];
     if (run?.error)
@@ -227,14 +238,16 @@ const rowsOf = (group, list) => {
 const paintTable = () => {
   const [list, table] = [columns(), $("table")];
   table.tHead.replaceChildren(
-    el("tr", {}, el("th"), list.map(headOf), el("th", {}, el("span", {class: "hidden"}, "pin"))),
+    el("tr", {}, el("th", {class: "first"}, el("span", {class: "hidden"}, "select, pin")), list.map(headOf)),
   );
   const groups = sorted(visible());
   const focused = table.contains(document.activeElement) ? Object.entries(document.activeElement.dataset)[0] : null;
   const body = el(
     "tbody",
     {},
-    groups.map((group) => rowsOf(group, list)),
+    groups.length
+      ? groups.map((group) => rowsOf(group, list))
+      : el("tr", {}, el("td", {class: "soft", colspan: list.length + 1}, NO_MATCH)),
   );
   table.tBodies[0]?.remove();
   table.append(body);
