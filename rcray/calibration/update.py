@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rcray.calibration.preview import AdamPreview, SgdPreview
 from rcray.config.calibration import LOSER_SHARE, SHORT_RUN
+from rcray.objectives.base import Number, choose, larger, log, smaller, sqrt
 from rcray.records.columns import Pathway, pathway_of
 
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
@@ -38,17 +39,17 @@ _CLIP_EPSILON = 1e-6  # torch's own
 
 @dataclass(frozen=True)
 class Move:
-    """Change of the mean likelihoods of both sides, in nats."""
+    """Change of the mean likelihoods of both sides, in nats; a number may still be on the device."""
 
-    w: float
-    l: float  # noqa: E741  the paper's letter
+    w: Number
+    l: Number  # noqa: E741  the paper's letter
 
     @property
     def pathway(self) -> Pathway:
         """The pathway it follows."""
         return pathway_of(self.w, self.l)
 
-    def of(self, loser_share: float) -> float:
+    def of(self, loser_share: float) -> Number:
         """The change of q."""
         return loser_share * self.w + (1 - loser_share) * self.l
 
@@ -203,7 +204,7 @@ class UpdateCalibrator:
     def __init__(self, loser_share: float = LOSER_SHARE, steps: int | None = None):
         self.loser_share = loser_share
         self.horizon = HORIZON if steps is None else min(HORIZON, max(1.0, SHORT_RUN * steps))
-        self.log_alpha = 0.0
+        self.log_alpha: Number = 0.0
         self.looks = 0
         self.response: Response | None = None  # averaged, of a gradient that lasts
 
@@ -226,25 +227,25 @@ class UpdateCalibrator:
             )
         )
 
-    def decide(self, memory: Move | None, settles: float, drift: Move, *, guarding: bool = False) -> float:
+    def decide(self, memory: Move | None, settles: float, drift: Move, *, guarding: bool = False) -> Number:
         """log alpha of the coming step; the last one where the branches do not pull q apart, or nothing is known yet.
 
-        `memory` is the move that the optimizer's memory alone will make, `settles` its preview's. `guarding`: the
-        winner fell too far; q is the winner alone until it is back.
+        `memory` is the move that the optimizer's memory alone will make, `settles` its preview's; where that is on the
+        device, so is what is decided. `guarding`: the winner fell too far; q is the winner alone until it is back.
         """
         if self.response is None or memory is None:
             return self.log_alpha
         share = 1.0 if guarding else self.loser_share
         wanted = memory.of(share) + drift.of(share) / self.horizon
         b_w, b_l = (b / settles for b in self.response.of(share))
-        if b_w > 0 and b_l > 0 and math.isfinite(wanted):
-            self.log_alpha = _bounded(_solution(wanted, b_w, b_l))
+        if b_w > 0 and b_l > 0:
+            self.log_alpha = choose(abs(wanted) < math.inf, _bounded(_solution(wanted, b_w, b_l)), self.log_alpha)
         return self.log_alpha
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know, exact in JSON."""
         return {
-            "log_alpha": self.log_alpha,
+            "log_alpha": float(self.log_alpha),
             "looks": self.looks,
             "response": list(self.response.values()) if self.response else None,
         }
@@ -257,11 +258,11 @@ class UpdateCalibrator:
         self.response = Response(*state["response"]) if state["response"] else None
 
 
-def _solution(wanted: float, b_w: float, b_l: float) -> float:
+def _solution(wanted: Number, b_w: float, b_l: float) -> Number:
     """log alpha with wanted + alpha b_w - b_l / alpha = 0; of both forms of the root the one that does not cancel."""
-    root = math.sqrt(wanted**2 + 4 * b_w * b_l)
-    return math.log(2 * b_l / (root + wanted)) if wanted > 0 else math.log((root - wanted) / (2 * b_w))
+    far = sqrt(wanted**2 + 4 * b_w * b_l) + abs(wanted)
+    return log(choose(wanted > 0, 2 * b_l / far, far / (2 * b_w)))
 
 
-def _bounded(log_alpha: float) -> float:
-    return min(max(log_alpha, -WIDEST_LOG_ALPHA), WIDEST_LOG_ALPHA)
+def _bounded(log_alpha: Number) -> Number:
+    return smaller(larger(log_alpha, -WIDEST_LOG_ALPHA), WIDEST_LOG_ALPHA)

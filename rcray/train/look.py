@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,15 @@ class Look:
         """The numbers; read with others where others are needed (`Looks.ask`)."""
         numbers: list[float] = self.numbers.tolist()
         return numbers
+
+    def shows(self, windows: Sequence[int]) -> tuple[int, float]:
+        """How many windows of so many pairs are walked with their sides apart for it, and their share of all pairs.
+
+        The first ones, until there are as many pairs as it has itself: more would judge it no better than it sees.
+        """
+        until = list(accumulate(windows))
+        shown = sum(before < self.pairs for before in [0, *until[:-1]])
+        return shown, until[shown - 1] / until[-1]
 
     @property
     def drift(self) -> Move:
@@ -234,8 +244,11 @@ class Looks:
         return products(self.last["score_w"], self.last["score_l"], preview.kept(), self.coordinates.total)
 
     def memory(self, preview: AdamPreview | SgdPreview) -> Move | None:
-        """The same, read; None before the first look."""
-        return Move(*self.remembered(preview).tolist()) if self.last else None
+        """The same for both sides, read where that costs nothing; None before the first look."""
+        if not self.last:
+            return None
+        seen = self.remembered(preview)
+        return Move(*(seen.tolist() if self.policy.on_cpu else seen.unbind()))
 
     def preview(self) -> AdamPreview | SgdPreview | None:
         """What the optimizer would do next."""

@@ -8,6 +8,8 @@ from typing import Any
 from rcray.calibration import Calibration, observe, predicted_pathway
 from rcray.calibration.band import Statistics
 from rcray.calibration.update import Move, own_move
+from rcray.data.batch import Batch
+from rcray.errors import DegenerateRunError
 from rcray.train.look import Look
 from rcray.train.micro import Decision
 
@@ -53,6 +55,13 @@ def judge(look: Look, seen: Sequence[float], decisions: Sequence[Decision], show
     here = _mean([s.log_r for s in scaled])
     lower, upper = (here + 2 * edge for edge in seen[4:])
     return Judged(look, own_move(seen[2:4], weight_w, weight_l), Move(*seen[:2]), (lower, upper))
+
+
+def not_finite(step: int, norm: float, batches: Sequence[Batch]) -> DegenerateRunError:
+    """A step whose gradient cannot be used, by its first pairs."""
+    pairs = [int(i) for batch in batches for i in batch.index]
+    named = ", ".join(map(str, pairs[:8])) + (", …" if len(pairs) > 8 else "")
+    return DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm}) on training pairs {named}")
 
 
 def row_of(outcome: StepOutcome) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,15 +28,14 @@ from rcray.calibration.band import calibration_of
 from rcray.calibration.scores import Products, SideScores
 from rcray.calibration.update import AdamPreview, Drift, Move, SgdPreview, UpdateCalibrator
 from rcray.data.batch import Batch
-from rcray.errors import DegenerateRunError
-from rcray.objectives.base import PairLogps, incentives
+from rcray.objectives.base import Number, PairLogps, exp, incentives
 from rcray.train.extra_gradients import ExtraGradients
 from rcray.train.look import Branches, Fresh, Joined, Look, Looks
 from rcray.train.micro import CutPart, Policy, ReadOff, Window, add_gradients, of_both_sides, record_of
 from rcray.train.parallel import Workers
 from rcray.train.parts import HeadPart, Scoring, WatchedPart
 from rcray.train.profile import PHASE
-from rcray.train.record import Decision, StepOutcome, judge
+from rcray.train.record import Decision, StepOutcome, judge, not_finite
 from rcray.train.scaling import OVERFLOW, LossScaling
 
 Micro = ReadOff | ExtraGradients
@@ -78,7 +76,7 @@ class StepState:
         """Whether the winner fell past the guard."""
         return self.guard is not None and self.drift.mean.w < -self.guard
 
-    def steer(self, rule: UpdateCalibrator, memory: Move | None, preview: AdamPreview | SgdPreview) -> float:
+    def steer(self, rule: UpdateCalibrator, memory: Move | None, preview: AdamPreview | SgdPreview) -> Number:
         """log alpha by the update to come."""
         return rule.decide(memory, preview.settles, self.drift.mean, guarding=self.guarding)
 
@@ -106,7 +104,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     checks_sketch = bool(scoring.check_sketch_every) and (step - 1) % scoring.check_sketch_every == 0
     parts = [[b] for b in batches] if scoring.per_micro_batch else [list(batches)]
     windows = [Window(sum(len(b.index) for b in part) * workers.count, checks_sketch, workers.count) for part in parts]
-    shown, share = _shown(windows, look)
+    shown, share = look.shows([window.pairs for window in windows]) if look else (0, 0.0)
     branches: Branches = ([], [])
     for part, window in zip(parts[:shown], windows, strict=False):
         _backward(state, part, window, 0.0, branches)
@@ -115,18 +113,18 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     for part, window in zip(parts[shown:], windows[shown:], strict=True):
         _backward(state, part, window, log_alpha, None)
     _finish_gradients(state, joined)
-    seen = joined.judged(update.parameters) if joined else []
+    between = [log_alpha.reshape(1)] if isinstance(log_alpha, Tensor) else []  # not read yet
+    seen = joined.judged(update.parameters) if joined else between
     with record_function(PHASE + "clip"):
         clipped = update.clip(update.parameters, update.clip_norm)
     guarding = state.guarding
     numbers = read_step(windows, clipped, step, state.decide, workers.reduce, seen)
     decisions, norm, sums = [window.decided for window in windows], numbers.norm, numbers.sums
     judged = judge(joined.look, numbers.seen, decisions, shown) if joined else None
+    log_alpha = numbers.seen[0] if between else log_alpha
     sound = update.scaling is None or update.scaling.settle(norm)
     if sound and not math.isfinite(norm):
-        pairs = [int(i) for batch in batches for i in batch.index]
-        named = ", ".join(map(str, pairs[:8])) + (", …" if len(pairs) > 8 else "")
-        raise DegenerateRunError(f"step {step}: the gradient is not finite (norm {norm}) on training pairs {named}")
+        raise not_finite(step, norm, batches)
     rate = update.optimizer.param_groups[0]["lr"]
     with record_function(PHASE + "update"):
         if sound:
@@ -136,6 +134,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     if state.looks is not None and state.policy.reference is not None and fresh_pairs:  # the batch before its update
         state.drift.add(int(fresh_pairs), Move(fresh_w / fresh_pairs, fresh_l / fresh_pairs))
     if isinstance(state.calibrator, UpdateCalibrator):
+        state.calibrator.log_alpha = log_alpha  # read, where it was on the device
         decisions = [replace(d, calibration=replace(d.calibration, log_alpha=log_alpha)) for d in decisions]
     return StepOutcome(
         decisions=decisions,
@@ -164,24 +163,13 @@ def _take_look(state: StepState, fresh: Fresh | None) -> Look | None:
     return look
 
 
-def _factor_between_looks(state: StepState) -> float:
-    """log alpha that is known before the batch is; 0 where it is left to the batch's own statistics."""
+def _factor_between_looks(state: StepState) -> Number:
+    """log alpha that is known before the batch is, not read yet; 0 where it is left to the batch's own statistics."""
     if not isinstance(state.calibrator, UpdateCalibrator) or state.looks is None:
         return 0.0
     preview = state.looks.preview()
     assert preview is not None  # refused in the configuration
     return state.steer(state.calibrator, state.looks.memory(preview), preview)
-
-
-def _shown(windows: Sequence[Window], look: Look | None) -> tuple[int, float]:
-    """How many windows are walked with their sides apart for a look, and their share of the step's pairs.
-
-    The first ones, until there are as many pairs as the look has: more would judge it no better than it sees.
-    """
-    pairs = list(accumulate(window.pairs for window in windows))
-    wanted = min(look.pairs, pairs[-1]) if look else 0
-    shown = sum(before < wanted for before in [0, *pairs[:-1]])
-    return shown, pairs[shown - 1] / pairs[-1] if shown else 0.0
 
 
 def _join_branches(state: StepState, look: Look, branches: Branches, share: float) -> Joined:
@@ -218,7 +206,7 @@ def _sum_over_workers(state: StepState, gradients: Sequence[Tensor]) -> None:
 
 
 def _backward(
-    state: StepState, batches: Sequence[Batch], window: Window, log_alpha: float, branches: Branches | None
+    state: StepState, batches: Sequence[Batch], window: Window, log_alpha: Number, branches: Branches | None
 ) -> None:
     """Adds a window's gradient to the parameters, or its parts to the branches of the step where those are given.
 
@@ -236,7 +224,7 @@ def _backward(
             else:
                 micro.backward(seed_w, seed_l)
 
-    up, down = math.exp(log_alpha), math.exp(-log_alpha)
+    up, down = exp(log_alpha), exp(-log_alpha)
     for batch in batches:
         micro = _forward(state, batch, window, apart=several or branches is not None)
         seed_w, seed_l = _seeds(state, batch, micro.pairs, window)
@@ -339,8 +327,7 @@ def read_step(
 ) -> StepNumbers:
     """The one wait of a step: gradient norm, sums over its pairs, tokens, what is not decided yet, what a look saw.
 
-    Raises:
-        DegenerateRunError: the loss of a pair is not finite.
+    Raises what is wrong with a pair whose loss is not finite.
     """
     recorded = [part for window in windows for part in window.recorded]
     total = sum((part.sums for part in recorded[1:]), recorded[0].sums)

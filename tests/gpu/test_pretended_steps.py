@@ -37,11 +37,9 @@ MASKS = {"family tdpo": 4 * MICRO_BATCHES}
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_step_waits_once(name):
-    """Once more for a look, and for the factor between looks, which the optimizer's last step decides."""
-    config = CELLS[name]["config"]["calibration"]
-    more = CELLS[name]["looking"] or (config["enabled"] and config["kind"] == "update")
+    """Once more for a look."""
     waits = seen()[name]["waits"]
-    assert sum(waits.values()) <= 1 + more + MASKS.get(name, 0), waits
+    assert sum(waits.values()) <= 1 + CELLS[name]["looking"] + MASKS.get(name, 0), waits
 
 
 @pytest.mark.parametrize("name", CELLS)

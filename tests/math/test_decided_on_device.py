@@ -1,15 +1,18 @@
-"""The published decision on tensors that stay on a device is the one on floats: one formula, two kinds of numbers."""
+"""What is decided on tensors that stay on a device is what floats decide: one formula, two kinds of numbers."""
 
 import math
 import random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.steps import Setting, Size
 from rcray.calibration import Calibrator, statistics
 from rcray.calibration.band import PROBLEMS, calibration_of, from_products, means_of, problem_named
+from rcray.calibration.update import Move, Response, UpdateCalibrator
 from rcray.train.micro import Policy, Window
 from rcray.train.step import optimizer_step
 
@@ -108,3 +111,26 @@ def test_a_step_decided_there_is_the_step(monkeypatch, method, per_micro_batch):
             assert abs(a.calibration.log_alpha) > 1e-4
     for a, b in zip(grads, other_grads, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
+
+
+@given(
+    wanted=st.one_of(st.floats(-1e9, 1e9), st.sampled_from([0.0, INF, -INF, NAN])),
+    b_w=st.floats(-0.1, 10.0),
+    b_l=st.floats(-0.1, 10.0),
+    last=st.floats(-3, 3),
+    guarding=st.booleans(),
+)
+def test_the_factor_between_looks_is_decided_there_too(wanted, b_w, b_l, last, guarding):
+    def rule():
+        calibrator = UpdateCalibrator()
+        calibrator.response, calibrator.log_alpha = Response(b_w, -b_l, b_w, -b_l), last
+        return calibrator
+
+    expected, there = rule(), rule()
+    drift = Move(-0.2, 0.1)
+    expected.decide(Move(wanted, wanted), 2.0, drift, guarding=guarding)
+    memory = Move(*torch.tensor([wanted, wanted], dtype=torch.float64).unbind())
+    with NoReading():
+        there.decide(memory, 2.0, drift, guarding=guarding)
+    assert float(there.log_alpha) == pytest.approx(expected.log_alpha, rel=1e-12, abs=1e-12)
+    assert isinstance(there.state_dict()["log_alpha"], float)
