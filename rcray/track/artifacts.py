@@ -38,6 +38,14 @@ def fingerprints(run: RunDir, status: str) -> dict[str, str]:
     return {name: content_key([status, *map(_mark, paths)]) for name, paths in present.items() if paths}
 
 
+def read_marks(text: str) -> dict[str, str]:
+    """The marks of what was sent, as a tag keeps them; none of a tag that somebody edited: all is sent again."""
+    try:
+        return {str(name): str(mark) for name, mark in dict(json.loads(text)).items()}
+    except (ValueError, TypeError):
+        return {}
+
+
 def _copies(run: RunDir) -> dict[str, Path]:
     """Texts, sent as they are but for secrets."""
     return run.records | {name: run.path / name for name in ("error.log", ENVIRONMENT)}

@@ -280,7 +280,7 @@ class Delivery:
         """Final metrics and files: those that changed since they were sent."""
         tracked = self._runs[cell.run_id]
         marks = artifacts.fingerprints(run, state)
-        have = json.loads(tracked.tags.get(_MARKS, "{}"))
+        have = artifacts.read_marks(tracked.tags.get(_MARKS, "{}"))
         changed = {name for name, mark in marks.items() if have.get(name) != mark}
         if not changed:
             return

@@ -1,5 +1,7 @@
 """A tracker that fails at any call, is away, or is given a damaged cell: nothing is lost, nothing is doubled."""
 
+from dataclasses import replace
+
 import pytest
 
 from rcray.track.tracker import TrackerUnavailableError
@@ -117,3 +119,16 @@ def test_a_damaged_cell_does_not_hold_up_the_others(store, tracker):
     assert kept(tracker, good).run.state == "FINISHED"
     assert list(delivery.problems) == [bad.run_id]
     assert bad.label in delivery.problems[bad.run_id]
+
+
+@pytest.mark.parametrize("edited", ["edited by hand", "[1, 2]"])
+def test_a_tag_that_somebody_edited_only_costs_sending_again(store, tracker, edited):
+    cell = make_cell()
+    finish(store, cell)
+    delivery_to(tracker, store, [cell]).deliver(final=True)
+    there = kept(tracker, cell)
+    there.run = replace(there.run, tags={**there.run.tags, "rcray.delivered": edited})
+    there.files.clear()
+    delivery = delivery_to(tracker, store, [cell])
+    delivery.deliver(final=True)
+    assert not delivery.problems and "status.json" in kept(tracker, cell).files
