@@ -23,7 +23,7 @@ import json
 import torch
 
 from benchmarks.interleaved import argument_parser, machine, measure, table
-from benchmarks.steps import FORTY_MILLION, HUNDRED_MILLION, TINY, Setting
+from benchmarks.steps import HUNDRED_MILLION, TINY, TWENTY_MILLION, Setting
 from rcray.config.calibration import CalibrationConfig
 
 LOOK_EVERY, LOOK_PAIRS = CalibrationConfig().look_every, CalibrationConfig().look_pairs
@@ -42,7 +42,7 @@ def main() -> None:
 
 def by_update(quick: bool, costs: dict[str, dict[str, float]]) -> None:
     """Steps of 32 pairs, between looks and with one."""
-    size, length, rounds = (TINY, 24, 2) if quick else (FORTY_MILLION, 64, 7)
+    size, length, rounds = (TINY, 24, 2) if quick else (TWENTY_MILLION, 64, 7)
     for method in ("full", "lora"):
         for sharing in ("on", "off"):
             setting = Setting.of(method, size, pairs=32, prompt=length, answer=length, sharing=sharing, micro=4)

@@ -51,7 +51,7 @@ class Size:
 
 
 TINY = Size(8192, 128, 8, 4)
-FORTY_MILLION = Size(16384, 384, 16, 6)  # the head's share of its matrices is that of Pythia-410M, a sixth
+TWENTY_MILLION = Size(8192, 320, 12, 4)  # the head has the share of its matrices that it has in Pythia-410M: 15%
 HUNDRED_MILLION = Size(50304, 512, 24, 8)
 
 
