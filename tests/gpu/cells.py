@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from rcray.config import RunConfig
+from rcray.config.models import MODELS
 from rcray.sweep.pretend.peaks import LONGEST
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +38,9 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, loo
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
 LONG = (20, BETWEEN - 20, BETWEEN - 20)
-#: All layers of this one: what the plan says of a preset is measured at every run of the tests.
-MEASURED = "pythia-410m"
 CELLS = {
-    **{name: cell(name, lengths=LONG, layers=None if name == MEASURED else LAYERS) for name in PRESETS},
-    "full official": cell("pythia-410m", fidelity="official"),
+    **{name: cell(name, lengths=LONG) for name in PRESETS},
+    "full float32": cell("pythia-410m", train={"precision": "float32"}),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
     **{f"family {name}": cell("mistral-7b" if name == "ti-dpo" else "pythia-410m", name) for name in FAMILIES},
@@ -62,14 +61,22 @@ LOOKING = {
 CELLS |= LOOKING
 #: Forwards without a graph: what they hold beside the weights does not depend on the layers either.
 FORWARDS = {f"forward {name}": {**cell(name, lengths=(20, 1004, 1004)), "forward": True} for name in PRESETS}
-#: All layers of the others: a minute and more.
-WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS if name != MEASURED}
+#: A layer holds what every other layer holds, so that the peak of a whole preset follows from one layer more.
+DEEPER = {f"deeper {name}": cell(name, lengths=LONG, layers=LAYERS + 1) for name in PRESETS}
+#: All layers: minutes.
+WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS}
 
 
 @cache
 def seen():
     """What was seen of the cells, by one process for all."""
-    return look_at({**CELLS, **FORWARDS})
+    return look_at({**CELLS, **DEEPER, **FORWARDS})
+
+
+def whole_peak(name):
+    """Bytes that a step of all layers of a preset holds at once."""
+    few, more = (seen()[key]["peak_bytes"] for key in (name, f"deeper {name}"))
+    return few + (MODELS[name].shape.layers - LAYERS) * (more - few)
 
 
 def look_at(cells):
