@@ -38,8 +38,11 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, loo
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
 LONG = (20, BETWEEN - 20, BETWEEN - 20)
+#: From so many layers on, each adds the same to the peak of a step: with fewer, blocks that are computed again in the
+#: backward hold less than the last one and the head.
+FEW = {"pythia-410m": LAYERS, "pythia-2.8b": 6, "mistral-7b": 6, "qwen2.5-7b": 6}
 CELLS = {
-    **{name: cell(name, lengths=LONG) for name in PRESETS},
+    **{name: cell(name, lengths=LONG, layers=FEW[name]) for name in PRESETS},
     "full float32": cell("pythia-410m", train={"precision": "float32"}),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
@@ -61,8 +64,8 @@ LOOKING = {
 CELLS |= LOOKING
 #: Forwards without a graph: what they hold beside the weights does not depend on the layers either.
 FORWARDS = {f"forward {name}": {**cell(name, lengths=(20, 1004, 1004)), "forward": True} for name in PRESETS}
-#: A layer holds what every other layer holds, so that the peak of a whole preset follows from one layer more.
-DEEPER = {f"deeper {name}": cell(name, lengths=LONG, layers=LAYERS + 1) for name in PRESETS}
+#: One layer more, from which the peak of a whole preset follows.
+DEEPER = {f"deeper {name}": cell(name, lengths=LONG, layers=FEW[name] + 1) for name in PRESETS}
 #: All layers: minutes.
 WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS}
 
@@ -76,7 +79,7 @@ def seen():
 def whole_peak(name):
     """Bytes that a step of all layers of a preset holds at once."""
     few, more = (seen()[key]["peak_bytes"] for key in (name, f"deeper {name}"))
-    return few + (MODELS[name].shape.layers - LAYERS) * (more - few)
+    return few + (MODELS[name].shape.layers - FEW[name]) * (more - few)
 
 
 def look_at(cells):

@@ -83,7 +83,7 @@ def test_the_plan_tells_the_peak_of_a_whole_step(name):
 
 
 @pytest.mark.slow
-def test_a_whole_step_holds_what_follows_from_two_layers_and_three():
+def test_a_whole_step_holds_what_follows_from_few_layers():
     for name, found in look_at(WHOLE).items():
         assert found["peak_bytes"] == pytest.approx(whole_peak(name), rel=0.01), name
 
