@@ -116,11 +116,14 @@ class Layout:
         empty = values.new_zeros(self.pairs, self.longest)
         return empty.index_put((self.pair[part], self.place[part]), values[part])
 
-    @cached_property
+    @property
     def plain_rows(self) -> "Layout":
         """The two-row layout a packed one unfolds to: what lies above the block where it is unfolded. Else itself."""
-        if self.segments is None or self.unpacked is None:
-            return self
+        return self if self.segments is None or self.unpacked is None else self._unfolded
+
+    @cached_property
+    def _unfolded(self) -> "Layout":
+        assert self.segments is not None and self.unpacked is not None
         width = self.unpacked.shape[1]
         prompt = (self.segments == 0).sum(1) - (self.ids.shape[1] - self.lengths)
         row = self.pair.clone()

@@ -103,16 +103,17 @@ def unfolding(model: Any, block: nn.Module, layout: Layout) -> Iterator[None]:
     place = (row * width + columns).flatten()
 
     def unfold(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(unfold(part) for part in value)
         if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != width:
             return value
         flat = value.expand(pairs, *value.shape[1:]).reshape(pairs * width, *value.shape[2:])
         return flat.index_select(0, place).view(*columns.shape, *value.shape[2:])
 
+    def unfold_all(value: Any) -> Any:  # rotary angles come as a pair
+        return tuple(map(unfold, value)) if isinstance(value, tuple) else unfold(value)
+
     def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        kwargs = {name: None if name == "attention_mask" else unfold(value) for name, value in kwargs.items()}
-        return tuple(unfold(value) for value in args), kwargs
+        kwargs = {name: None if name == "attention_mask" else unfold_all(value) for name, value in kwargs.items()}
+        return tuple(map(unfold_all, args)), kwargs
 
     handle = block.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
     try:

@@ -159,7 +159,7 @@ class _HeadLogp(torch.autograd.Function):
         applied.run(with_unit=grad and any(ctx.needs_input_grad))
         ctx.applied, ctx.dtypes = applied, (h.dtype, weight.dtype)
         ctx.save_for_backward(projected)
-        return applied.logp
+        return applied.logp.clone()  # the same tensor would hold, by its graph, the pass that holds it, until collected
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

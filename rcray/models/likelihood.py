@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rcray.data.batch import Side
 from rcray.models.capabilities import capabilities_of
-from rcray.models.forward import body_of
+from rcray.models.forward import body_of, one_a_row
 from rcray.models.head import OnLogits, head_logps
 
 
@@ -56,7 +56,11 @@ def side_logps(
 
 
 def _logps_from_logits(model: Any, side: Side, mask: Tensor, keep_distribution: bool) -> SideLogps:
-    logits = model(input_ids=side.ids, attention_mask=side.attention, use_cache=False).logits[:, :-1]
+    inputs = {"input_ids": side.ids, "attention_mask": side.attention}
+    if side.ids.device.type != "cpu":  # padding is behind what is read, and a mask is asked whether it hides anything
+        del inputs["attention_mask"]
+    with one_a_row():
+        logits = model(**inputs, use_cache=False).logits[:, :-1]
     log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     picked = log_probs.gather(-1, side.ids[:, 1:, None]).squeeze(-1)
     # where, not a product: a non-finite logit on a prompt or pad position must not leak in as nan * 0

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from rcray.config import RunConfig
+from rcray.config.models import MODELS
 from rcray.sweep.pretend.peaks import LONGEST
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +38,12 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, loo
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
 LONG = (20, BETWEEN - 20, BETWEEN - 20)
-#: All layers of this one: what the plan says of a preset is measured at every run of the tests.
-MEASURED = "pythia-410m"
+#: From so many layers on, each adds the same to the peak of a step: with fewer, blocks that are computed again in the
+#: backward hold less than the last one and the head.
+FEW = {"pythia-410m": LAYERS, "pythia-2.8b": 6, "mistral-7b": 6, "qwen2.5-7b": 6}
 CELLS = {
-    **{name: cell(name, lengths=LONG, layers=None if name == MEASURED else LAYERS) for name in PRESETS},
-    "full official": cell("pythia-410m", fidelity="official"),
+    **{name: cell(name, lengths=LONG, layers=FEW[name]) for name in PRESETS},
+    "full float32": cell("pythia-410m", train={"precision": "float32"}),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
     **{f"family {name}": cell("mistral-7b" if name == "ti-dpo" else "pythia-410m", name) for name in FAMILIES},
@@ -62,14 +64,22 @@ LOOKING = {
 CELLS |= LOOKING
 #: Forwards without a graph: what they hold beside the weights does not depend on the layers either.
 FORWARDS = {f"forward {name}": {**cell(name, lengths=(20, 1004, 1004)), "forward": True} for name in PRESETS}
-#: All layers of the others: a minute and more.
-WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS if name != MEASURED}
+#: One layer more, from which the peak of a whole preset follows.
+DEEPER = {f"deeper {name}": cell(name, lengths=LONG, layers=FEW[name] + 1) for name in PRESETS}
+#: All layers: minutes.
+WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS}
 
 
 @cache
 def seen():
     """What was seen of the cells, by one process for all."""
-    return look_at({**CELLS, **FORWARDS})
+    return look_at({**CELLS, **DEEPER, **FORWARDS})
+
+
+def whole_peak(name):
+    """Bytes that a step of all layers of a preset holds at once."""
+    few, more = (seen()[key]["peak_bytes"] for key in (name, f"deeper {name}"))
+    return few + (MODELS[name].shape.layers - FEW[name]) * (more - few)
 
 
 def look_at(cells):

@@ -1,6 +1,7 @@
 """What a run is computed in and on holds for all that is done with it: evaluation, answers, export, diagnosis."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.diagnose.diagnosis import diagnose
 from rcray.errors import ConfigError
 from rcray.evaluate.alpaca_eval.command import answers_of
+from rcray.evaluate.remote import resources
 from rcray.evaluate.stage import evaluate_run
 from rcray.models.load import load_model
 from rcray.models.precision import Precision
 from rcray.models.trained import load_trained, merge_adapter
+from rcray.records.status import Device
 from rcray.sweep.measure import measure
 from rcray.sweep.preparation import compute_reference
 from rcray.train.launch import launch
@@ -123,3 +126,42 @@ def test_a_gpu_that_is_asked_for_is_refused_there_too(store, quick_cache):
         compute_reference(config.model_dump(mode="json"), store)
     with pytest.raises(ConfigError, match=r"execution\.gpus_per_worker: 1, and no GPU can be used"):
         diagnose([config], store, 8)
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "field", "reserved"),
+    [
+        (0, None, None, 0),
+        (1, 0, None, 0),
+        (1, None, "execution.gpus_per_worker: 1", 1),
+        (0, 0.5, "evaluation.gpus: 0.5", 0.5),
+    ],
+)
+def test_an_evaluation_is_on_the_device_that_it_asks_for(store, trained, asked, field, reserved):
+    """Else on that of the run, of whose identity the device is no part; what there is not is refused by its field."""
+    config = small_config(data={"train_pairs": 16, "eval_pairs": 8})
+    assert launch(config, store).status == "ok"
+    config = small_config(data={"train_pairs": 16, "eval_pairs": 8}, execution={"gpus_per_worker": trained})
+    settings = EvaluationConfig(preference=True, gpus=asked)
+    assert resources(config, settings)["num_gpus"] == reserved
+    if field is None:
+        assert {row.benchmark for row in evaluate_run(config, store, settings).rows} == {"preference"}
+        return
+    with pytest.raises(ConfigError, match=f"{field}, and no GPU can be used"):
+        evaluate_run(config, store, settings)
+
+
+@pytest.mark.parametrize(
+    ("told", "precision", "autocast"),
+    [(0, "bfloat16", torch.bfloat16), (1, "bfloat16", torch.bfloat16), (1, "float32", None)],
+)
+def test_an_evaluation_computes_in_what_the_record_says(store, forwards, told, precision, autocast):
+    """On a CPU here, whatever the command was told of GPUs: in what the card of the training had."""
+    config = small_config(data={"train_pairs": 16, "eval_pairs": 8})
+    assert launch(config, store).status == "ok"
+    run = store.run(run_id(config))
+    run.write_status(replace(run.read_status(), device=Device("L40S", precision, "sdpa")))
+    forwards.clear()
+    told = small_config(data={"train_pairs": 16, "eval_pairs": 8}, execution={"gpus_per_worker": told})
+    evaluate_run(told, store, EvaluationConfig(preference=True, gpus=0))
+    assert forwards == {autocast}

@@ -6,6 +6,7 @@ cells as JSON on standard input, `[{"config": ..., "lengths": [prompt, chosen, r
 configuration, and answers with its peak.
 """
 
+import gc
 import json
 import sys
 from dataclasses import asdict
@@ -23,6 +24,7 @@ TARGET = Path(__file__).parents[1] / "peaks.json"
 def main() -> None:
     """Reads what is asked for, and answers."""
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays: steps are told apart by collecting what the last one left, again and again
     if "--peak" in sys.argv[1:]:
         json.dump(asdict(measured_peak(RunConfig.model_validate_json(sys.stdin.read()))), sys.stdout)
         return

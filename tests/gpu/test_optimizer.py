@@ -1,0 +1,50 @@
+"""The optimizer of a GPU: one kernel for all parameters, and the same update."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rcray.config.training import TrainConfig
+from rcray.train.setup import build_optimizer
+
+CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+class Kernels(TorchDispatchMode):
+    """What is asked of torch, by name; torch has the fused kernel for CPU tensors, too, so that it runs here."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def updated(device, steps=3):
+    """Three matrices after a few steps, and the kernels of the last step."""
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(4, width)) for width in (2, 3, 5)]
+    optimizer = build_optimizer(parameters, TrainConfig(learning_rate=0.01, weight_decay=0.1), device)
+    for _ in range(steps):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape)
+        with Kernels() as kernels:
+            optimizer.step()
+    return [p.detach() for p in parameters], kernels.names
+
+
+def test_adamw_is_one_kernel_for_all_parameters_on_a_gpu_and_the_same_update():
+    fused, kernels = updated(CARD)
+    plain, others = updated(CPU)
+    assert kernels.count("_fused_adamw_") == 1 and len(kernels) < 6, kernels
+    assert "_fused_adamw_" not in others, "a CPU's runs keep their digits"
+    for one, two in zip(fused, plain, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw8bit", "AdamW8bit"), ("paged_adamw8bit", "PagedAdamW8bit")])
+def test_smaller_moments_are_bitsandbytes(name, kind):
+    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(2))], TrainConfig(optimizer=name), CARD)
+    assert type(optimizer).__name__ == kind and type(optimizer).__module__.startswith("bitsandbytes")
