@@ -43,6 +43,7 @@ def test_a_filter_that_nothing_passes_says_so(page):
     assert "No cell passes the filter." in page.evaluate("document.getElementById('table').textContent")
     for card in ("plane", "frontier"):
         assert page.evaluate(f"document.querySelector('#{card} .plot').textContent") == "No cell passes the filter."
+    assert page.evaluate("document.querySelectorAll('#parallel .tick').length") == 0, "no number, no scale"
     height = "document.querySelector('#{}').offsetHeight"
     assert [page.evaluate(height.format(card)) for card in ("cloud", "pair", "samples")] == [0, 0, 0]
     put(page, "filter", "")
@@ -57,6 +58,8 @@ def test_a_state_is_a_way_to_its_cells(page, made):
         next(row.key for row in made.rows if made.failed.run_id in row.setting.run_ids)
     ]
     assert page.evaluate("document.getElementById('filter').value") == "failed"
+    assert page.evaluate("document.getElementById('chosen').textContent") == "1 of 6 cells"
+    assert "1 passes the filter" in page.evaluate("document.getElementById('cells-note').textContent")
     page.click("#chips [data-state=failed]")
     settle(page)
     assert page.evaluate("document.querySelectorAll('#table tr[data-key]').length") == 6
