@@ -183,3 +183,19 @@ def test_news_between_press_and_release_does_not_swallow_the_click(browser, serv
     settle(page)
     assert page.evaluate(SELECTED) == [key]
     page.wait_for("document.querySelector('#chips').textContent == '2 ok'")
+
+
+def test_a_young_curve_fills_its_plot(browser, served):
+    address, store, cells = served
+    runs.make(store, cells[1], "failed", error="no luck", steps=30)
+    page = browser.open(address)
+    page.wait_for("document.querySelectorAll('#chips .failed').length == 1")
+    assert page.evaluate("document.getElementById('step-said').textContent") == "step 200 of 200"
+    page.evaluate("document.querySelector('#table tr.error').previousElementSibling.querySelector('.name').click()")
+    page.wait_for("document.getElementById('step-said').textContent == 'step 30 of 200'")
+    assert page.evaluate("document.getElementById('step').max") == "30", "no step that was not made"
+    steps = page.evaluate(
+        "[...document.querySelectorAll('#curves .axes text[text-anchor=middle]:not(.title)')]"
+        ".map((text) => Number(text.textContent))"
+    )
+    assert 30 < max(steps) <= 50, "not 200: the curve would be a stub at the left"
