@@ -1,5 +1,7 @@
 """What the commands share: the program itself, options, and the way from a file to its cells."""
 
+import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,9 +88,15 @@ def only_cell(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:
     if len(cells) > 1:
         raise ConfigError(
             f"{file}: has {len(cells)} cells, and this command takes one",
-            fix="choose with --set, for example --set objective=dpo --set calibration.enabled=true; or `rcray sweep`",
+            fix=f"choose one, for example with {_choice_of(cells[-1])}; or `rcray sweep`",
         )
     return experiment, cells[0]
+
+
+def _choice_of(cell: Any) -> str:
+    """The settings that leave this cell of its experiment alone."""
+    given = [(path, value if isinstance(value, str) else json.dumps(value)) for path, value in cell.varied]
+    return " ".join(f"--set {shlex.quote(f'{path}={value}')}" for path, value in given)
 
 
 def tracking(uri: str | None, unwanted: bool, store: Path) -> str | None:

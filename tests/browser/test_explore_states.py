@@ -43,6 +43,7 @@ def test_a_filter_that_nothing_passes_says_so(page):
     assert "No cell passes the filter." in page.evaluate("document.getElementById('table').textContent")
     for card in ("plane", "frontier"):
         assert page.evaluate(f"document.querySelector('#{card} .plot').textContent") == "No cell passes the filter."
+    assert page.evaluate("document.querySelectorAll('#parallel .tick').length") == 0, "no number, no scale"
     height = "document.querySelector('#{}').offsetHeight"
     assert [page.evaluate(height.format(card)) for card in ("cloud", "pair", "samples")] == [0, 0, 0]
     put(page, "filter", "")
@@ -57,6 +58,8 @@ def test_a_state_is_a_way_to_its_cells(page, made):
         next(row.key for row in made.rows if made.failed.run_id in row.setting.run_ids)
     ]
     assert page.evaluate("document.getElementById('filter').value") == "failed"
+    assert page.evaluate("document.getElementById('chosen').textContent") == "1 of 6 cells"
+    assert "1 passes the filter" in page.evaluate("document.getElementById('cells-note').textContent")
     page.click("#chips [data-state=failed]")
     settle(page)
     assert page.evaluate("document.querySelectorAll('#table tr[data-key]').length") == 6
@@ -180,3 +183,19 @@ def test_news_between_press_and_release_does_not_swallow_the_click(browser, serv
     settle(page)
     assert page.evaluate(SELECTED) == [key]
     page.wait_for("document.querySelector('#chips').textContent == '2 ok'")
+
+
+def test_a_young_curve_fills_its_plot(browser, served):
+    address, store, cells = served
+    runs.make(store, cells[1], "failed", error="no luck", steps=30)
+    page = browser.open(address)
+    page.wait_for("document.querySelectorAll('#chips .failed').length == 1")
+    assert page.evaluate("document.getElementById('step-said').textContent") == "step 200 of 200"
+    page.evaluate("document.querySelector('#table tr.error').previousElementSibling.querySelector('.name').click()")
+    page.wait_for("document.getElementById('step-said').textContent == 'step 30 of 200'")
+    assert page.evaluate("document.getElementById('step').max") == "30", "no step that was not made"
+    steps = page.evaluate(
+        "[...document.querySelectorAll('#curves .axes text[text-anchor=middle]:not(.title)')]"
+        ".map((text) => Number(text.textContent))"
+    )
+    assert 30 < max(steps) <= 50, "not 200: the curve would be a stub at the left"

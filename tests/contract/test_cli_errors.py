@@ -1,5 +1,7 @@
 """A refused command: exit code 2, one screen that names the field, no traceback, nothing started."""
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,24 @@ REFUSED = {
     "wide value": (f"name: x\nrun: {{train: {{seed: {'z' * 9000}}}}}\n", ["train.seed"]),
     "missing file": (None, ["bad.yaml", "no such file", "files there: bald.yaml"]),
 }
+
+
+def test_a_command_for_one_cell_names_the_choice_that_leaves_one(capsys, tmp_path, monkeypatch):
+    """As it is printed, whatever the grid's axes are."""
+    store = ["--store", str(tmp_path)]
+
+    def said(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rcray", *arguments, *store])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    code, _, refused = said("train", "quickstart", "--set", "objective=ipo", "--set", "calibration.enabled=true")
+    assert code == EXIT_USAGE and "has 2 cells" in refused
+    choice = shlex.split(re.search(r"example with (--set .*); or", refused).group(1))
+    code, planned, _ = said("plan", "quickstart", "--set", "objective=ipo", *choice)
+    assert code == 0 and "1 unique cells" in planned
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_what_is_run_instead_is_printed_somewhere():
 
 #: What a command must have said for the text to be true, as patterns.
 SAYS = {
-    "make quickstart": "4 ok",
+    "make quickstart": "3 ok",
     "make real": "3 ok",
     "rcray plan experiments/smoke.yaml --measure": "Measured here",
     "rcray export RUN_ID --to exported --merge": "from_pretrained",
@@ -33,16 +33,16 @@ SAYS = {
     "rcray init my.yaml --model ./my-model --data pairs.jsonl --method lora": "rcray sweep my.yaml",
     "rcray objectives": f"{len(BUILT_IN)} objectives",
     "rcray plan experiments/main.yaml": "GPU",
-    "rcray sweep quickstart --store rcray-store": "4 cached",
-    "rcray train quickstart --set objective=ipo --set calibration.enabled=true --store rcray-store": "ok, 4 steps",
-    "rcray train experiments/quickstart.yaml --set objective=ipo --set calibration.enabled=true": "already finished",
+    "rcray sweep quickstart --store rcray-store": "3 cached",
+    "rcray train quickstart --set objective=ipo --set calibration=true --store rcray-store": "ok, 4 steps",
+    "rcray train experiments/quickstart.yaml --set objective=ipo --set calibration=true": "already finished",
     "rcray sweep my.yaml": r"\d ok",
-    "rcray sweep experiments/quickstart.yaml": "4 cached",
+    "rcray sweep experiments/quickstart.yaml": "3 cached",
     "rcray sweep experiments/main.yaml --tiny": "2 ok",
     "rcray submit experiments/main.yaml": "2 cached",
     "rcray sweep experiments/main.yaml": "2 cached",
     "RAY_AUTH_MODE=token ray job submit --working-dir . -- python -m rcray sweep experiments/main.yaml": "2 cached",
-    "rcray train experiments/quickstart.yaml --set objective=kto --set calibration.enabled=true --profile": "backward",
+    "rcray train experiments/quickstart.yaml --set objective=kto --set calibration=true --profile": "backward",
     "rcray alpaca-eval judge rc.json plain.json": "lc_win_rate",
 }
 

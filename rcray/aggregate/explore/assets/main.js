@@ -25,9 +25,13 @@ const paintHead = () => {
   );
   $("report").hidden = LIVE;
 };
+const inView = () => {
+  const count = visible().length;
+  return count === data.groups.size ? "all cells" : `${count} of ${data.groups.size} cells`;
+};
 const paintBar = () => {
   const count = [...state.selected].filter((key) => data.groups.has(key)).length;
-  $("chosen").textContent = choosing() ? `${count} of ${data.groups.size} selected` : "all cells";
+  $("chosen").textContent = choosing() ? `${count} of ${data.groups.size} selected` : inView();
   $("clear").hidden = !choosing();
   const base = state.base && data.groups.get(state.base);
   $("pinned").replaceChildren(...(base ? ["against ", el("strong", {}, base.label)] : []));

@@ -35,8 +35,9 @@ const axesOf = () => {
     const place = (value) => (bend(value) - low) / (high - low || 1);
     const few = [...new Set(values)].sort((a, b) => a - b);
     const text = (value) => (axis.number ? shown(axis.number, value) : Number(value.toPrecision(3)).toString());
-    const ticks =
-      few.length <= 6 && !axis.number
+    const ticks = !few.length
+      ? [] // no number, no scale
+      : few.length <= 6 && !axis.number
         ? few.map((value) => [place(value), text(value)])
         : ticksOf(axis.number?.percent ? [100 * low, 100 * high] : [low, high], 4).map(([value, word]) => {
             const own = axis.number?.percent ? value / 100 : value;

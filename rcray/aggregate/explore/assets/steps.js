@@ -12,12 +12,18 @@ const focus = () => {
 };
 const NOTHING_CHOSEN = "No cell is chosen.";
 const groupOfRun = (id) => [...data.groups.values()].find((group) => group.runs.includes(id));
-const lastStep = () =>
-  Math.max(
-    1,
-    ...chosenGroups().flatMap((group) => group.runs.map((id) => data.runs[id]?.total ?? data.runs[id]?.step ?? 1)),
-  );
+const mostOf = (what) => Math.max(1, ...runsToShow().map((id) => what(data.runs[id]) ?? 1));
+const lastStep = () => mostOf((run) => run.step); // that was recorded
 const stepNow = () => Math.min(state.step ?? Infinity, lastStep());
+// Where the axis ends: a young curve would be a dot at the left of all the steps to come.
+const endStep = () => {
+  const last = lastStep();
+  const power = 10 ** Math.floor(Math.log10(last));
+  return Math.min(
+    Math.max(last, mostOf((run) => run.total)),
+    [1, 2, 5, 10].map((n) => n * power).find((n) => n >= last),
+  );
+};
 
 let finer = {run: null, key: "", curves: null}; // of the run in focus, every point that was recorded
 const refine = async () => {
@@ -69,9 +75,9 @@ const paintCurves = () => {
     return few ? y.flatMap((value, i) => [value - spread[i], value + spread[i]]) : y;
   });
   const plot = frame("curves", {
-    x: [0, lastStep()],
+    x: [0, endStep()],
     y: padded(extent(values)),
-    xTicks: stepTicks(lastStep()),
+    xTicks: stepTicks(endStep()),
     xTitle: "step",
     yTitle: choice.unit,
     height: 250,
@@ -139,9 +145,9 @@ const paintBand = () => {
   const inner = extent(finite);
   const y = padded([Math.max(inner[0], -6), Math.min(inner[1], 6)], 0.12);
   const plot = frame("band", {
-    x: [0, lastStep()],
+    x: [0, endStep()],
     y,
-    xTicks: stepTicks(lastStep()),
+    xTicks: stepTicks(endStep()),
     xTitle: "step",
     yTitle: "log r",
     height: 250,
@@ -272,7 +278,7 @@ const paintScrubber = () => {
   const range = $("step");
   range.max = lastStep();
   range.value = stepNow();
-  $("step-said").textContent = `step ${stepNow()} of ${lastStep()}`;
+  $("step-said").textContent = `step ${stepNow()} of ${mostOf((run) => run.total)}`;
   const id = focus();
   const ids = runsToShow();
   const offered = ids.includes(id) || !id ? ids : [id, ...ids];

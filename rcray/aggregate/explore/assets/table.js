@@ -257,7 +257,8 @@ const paintTable = () => {
   $("cells-note").textContent = state.base
     ? "Differences from the pinned cell, with 95% intervals."
     : `${data.groups.size} settings, ${runs} runs; ${how}.`;
-  if (groups.length < data.groups.size) $("cells-note").textContent += ` ${groups.length} pass the filter.`;
+  if (groups.length < data.groups.size)
+    $("cells-note").textContent += ` ${groups.length} ${groups.length === 1 ? "passes" : "pass"} the filter.`;
 };
 
 onPaint(["data", "selected", "base", "filter", "sort", "differences", "opened", "run"], paintTable);
