@@ -1,4 +1,4 @@
-"""The update that is really made: previews against torch's own optimizers, the true band, and the rule that steers."""
+"""The update that is really made: previews against torch's own optimizers, and the true band."""
 
 import copy
 import math
@@ -10,16 +10,11 @@ from hypothesis import strategies as st
 
 from rcray.calibration.preview import Coordinates, preview_of
 from rcray.calibration.update import (
-    HORIZON,
     WIDEST_LOG_ALPHA,
     AdamPreview,
     Foreseen,
-    Move,
-    Response,
     SgdPreview,
-    UpdateCalibrator,
     own_move,
-    seen_by,
 )
 
 SIZE, STEPS = 40, 12
@@ -260,110 +255,6 @@ def test_without_memory_the_true_band_of_one_pair_is_the_papers():
     ratio = float(l.norm() / w.norm())
     edges = [0.5 * math.log(bound * 0.7 / 0.4) for bound in (rho * ratio, ratio / rho)]
     assert foreseen.band() == pytest.approx(edges, abs=5e-4)
-
-
-def steering(b_w, b_l, share=0.75):
-    """A calibrator whose branches move q by b_w and b_l, whatever the share."""
-    calibrator = UpdateCalibrator(share)
-    calibrator.response = Response(b_w, -b_l, b_w, -b_l)
-    return calibrator
-
-
-SETTLES = 2.0
-
-
-def memory(f):
-    """An optimizer whose memory moves q by f."""
-    return Move(f, f), SETTLES
-
-
-positive = st.floats(1e-6, 10.0)
-anything = st.floats(-10.0, 10.0)
-
-
-@given(b_w=positive, b_l=positive, f=anything, drift_w=anything, drift_l=anything, guarding=st.booleans())
-def test_the_rule_solves_its_equation(b_w, b_l, f, drift_w, drift_l, guarding):
-    log_alpha = steering(b_w, b_l).decide(*memory(f), Move(drift_w, drift_l), guarding=guarding)
-    share = 1.0 if guarding else 0.75
-    b_w, b_l = b_w / SETTLES, b_l / SETTLES
-    asked = -(share * drift_w + (1 - share) * drift_l) / HORIZON
-    given_ = f + math.exp(log_alpha) * b_w - math.exp(-log_alpha) * b_l
-    if log_alpha == WIDEST_LOG_ALPHA:
-        assert given_ <= asked + 1e-9
-    elif log_alpha == -WIDEST_LOG_ALPHA:
-        assert given_ >= asked - 1e-9
-    else:
-        assert given_ == pytest.approx(asked, rel=1e-6, abs=1e-9)
-
-
-def test_a_fallen_winner_is_weighed_more_and_a_risen_loser_less_so():
-    at = {d: steering(1.0, 1.0).decide(*memory(0.0), Move(d, 0.0)) for d in (-4.0, 0.0, 4.0)}
-    assert at[-4.0] > 0.1 and at[4.0] < -0.1 and at[0.0] == pytest.approx(0.0)
-    loser = steering(1.0, 1.0).decide(*memory(0.0), Move(0.0, -4.0))
-    assert 0 < loser < at[-4.0]
-
-
-@pytest.mark.parametrize(("steps", "horizon"), [(None, HORIZON), (1000, HORIZON), (80, HORIZON), (28, 7.0), (2, 1.0)])
-def test_a_short_run_undoes_drift_before_it_ends(steps, horizon):
-    rule = UpdateCalibrator(0.75, steps)
-    rule.response = Response(1.0, -1.0, 1.0, -1.0)
-    log_alpha = rule.decide(*memory(0.0), Move(-0.1, -0.1))
-    assert (math.exp(log_alpha) - math.exp(-log_alpha)) / SETTLES == pytest.approx(0.1 / horizon)
-
-
-def test_the_guard_looks_at_the_winner_alone():
-    """The winner lost 2 nats, the loser rose by 6: q stands where it stood, the winner does not."""
-    drift = Move(-2.0, 6.0)
-    assert steering(1.0, 1.0).decide(*memory(0.0), drift) == pytest.approx(0.0)
-    assert steering(1.0, 1.0).decide(*memory(0.0), drift, guarding=True) > 0
-
-
-@pytest.mark.parametrize(("b_w", "b_l"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, -2.0), (math.nan, 1.0)])
-def test_where_the_branches_do_not_pull_apart_the_last_factor_stays(b_w, b_l):
-    calibrator = steering(b_w, b_l)
-    calibrator.log_alpha = 0.37
-    assert calibrator.decide(*memory(1.0), Move(-1.0, -1.0)) == 0.37
-
-
-def test_before_the_first_look_nothing_is_rescaled():
-    assert UpdateCalibrator().decide(*memory(1.0), Move(-5.0, 1.0)) == 0.0
-
-
-def remembered(foreseen):
-    return seen_by(foreseen.score_w, foreseen.score_l, foreseen.preview.kept(), whole)
-
-
-def looked_at(count):
-    calibrator = UpdateCalibrator(0.6)
-    for seed in range(count):
-        parameter, optimizer, preview = trained("adam", seed + 1)
-        foreseen = foreseen_from(preview(optimizer, parameter), seed)
-        calibrator.look(foreseen)
-        calibrator.decide(remembered(foreseen), foreseen.preview.settles, Move(-0.1, -0.2))
-    return calibrator, foreseen
-
-
-def test_looks_are_averaged():
-    calibrator, foreseen = looked_at(1)
-    expected = [foreseen.preview.settles * b for b in foreseen.response(0.0).values()]
-    assert calibrator.response.values() == pytest.approx(expected)
-    twice, last = looked_at(2)
-    at = [last.preview.settles * b for b in last.response(calibrator.log_alpha).values()]
-    assert twice.response.values() == pytest.approx([(a + b) / 2 for a, b in zip(expected, at, strict=True)])
-
-
-def test_state_goes_round():
-    calibrator, foreseen = looked_at(4)
-    other = UpdateCalibrator(0.6)
-    other.load_state_dict(calibrator.state_dict())
-    assert other.state_dict() == calibrator.state_dict() and other.looks == 4
-    told = remembered(foreseen), foreseen.preview.settles, Move(-0.3, -0.1)
-    ours, theirs = (c.decide(*told) for c in (calibrator, other))
-    assert ours == theirs
-    fresh = UpdateCalibrator()
-    fresh.load_state_dict(UpdateCalibrator().state_dict())
-    fresh.load_state_dict(None)
-    assert fresh.response is None and fresh.log_alpha == 0.0
 
 
 def test_a_drawn_share_stands_for_all_coordinates():

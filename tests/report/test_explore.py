@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.explore.cells import table_of
@@ -30,7 +29,6 @@ from rcray.aggregate.frame import ACCURACY, DRIFT_W
 from rcray.aggregate.groups import difference
 from rcray.aggregate.report import build_report
 from rcray.aggregate.summary import judged_intervals
-from rcray.cli import app
 from rcray.config import Experiment
 from rcray.errors import StoreError
 from rcray.files import write_json
@@ -339,20 +337,3 @@ def test_a_store_alone_is_enough(own):
     assert state["head"]["description"].startswith("9 cells were not started")
     with pytest.raises(StoreError, match="nothing was swept here"):
         watch_store(Store.at(store.root / "nothing"))
-
-
-def test_only_takes_the_cells_of_these_run_ids(tmp_path):
-    file = tmp_path / "my grid.yaml"
-    file.write_text(yaml.safe_dump({"name": "x", "grid": {"objective": ["dpo", "cpo"], "train.seed": [1, 2]}}))
-
-    def ids(*options):
-        done = CliRunner().invoke(app, ["show-config", str(file), "--json", *options])
-        assert done.exit_code == 0, done.output
-        return [cell["run_id"] for cell in json.loads(done.stdout)]
-
-    every = ids()
-    assert (
-        ids("--only", f"{every[2]},{every[0]}") == [every[0], every[2]] == ids("--only", every[0], "--only", every[2])
-    )
-    refused = CliRunner().invoke(app, ["plan", str(file), "--only", "nowhere", "--store", str(tmp_path / "store")])
-    assert "--only nowhere" in str(refused.exception) and not (tmp_path / "store").exists()

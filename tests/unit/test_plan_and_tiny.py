@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rcray.cli import app
@@ -138,3 +139,20 @@ def test_tiny_gives_way_to_set():
     assert {cell.config.data.train_pairs for cell in tiny} == {64}
     assert {cell.config.model.name for cell in tiny} == {"tiny-qwen2"}
     assert {cell.config.train.seed for cell in tiny} == {7}
+
+
+def test_only_takes_the_cells_of_these_run_ids(tmp_path):
+    file = tmp_path / "my grid.yaml"
+    file.write_text(yaml.safe_dump({"name": "x", "grid": {"objective": ["dpo", "cpo"], "train.seed": [1, 2]}}))
+
+    def ids(*options):
+        done = CliRunner().invoke(app, ["show-config", str(file), "--json", *options])
+        assert done.exit_code == 0, done.output
+        return [cell["run_id"] for cell in json.loads(done.stdout)]
+
+    every = ids()
+    assert (
+        ids("--only", f"{every[2]},{every[0]}") == [every[0], every[2]] == ids("--only", every[0], "--only", every[2])
+    )
+    refused = CliRunner().invoke(app, ["plan", str(file), "--only", "nowhere", "--store", str(tmp_path / "store")])
+    assert "--only nowhere" in str(refused.exception) and not (tmp_path / "store").exists()

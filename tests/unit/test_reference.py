@@ -335,35 +335,3 @@ def test_long_pairs_come_in_smaller_shards_and_progress_moves_inside_them(neox, 
     done = [at for _, at, _ in said]
     assert done == sorted(done) and done[0] == 0 and done[-1] == 20 and len(set(done)) > 6
     assert {(phase, total) for phase, _, total in said} == {("reference", 20)}
-
-
-def test_sixteen_cells_of_one_grid_run_the_reference_once(tmp_path, model_cache, monkeypatch):
-    from rcray.config import Experiment
-    from rcray.store import Store
-    from rcray.sweep.grid import expand
-    from rcray.train.launch import launch
-
-    store = Store.open(tmp_path / "store")
-    store.cache.symlink_to(model_cache)
-    forward, pairs = reference._forward, []
-
-    def counts(loaded, encoded, index, device, **said):
-        pairs.append(len(index))
-        return forward(loaded, encoded, index, device, **said)
-
-    monkeypatch.setattr(reference, "_forward", counts)
-    experiment = Experiment(
-        name="sixteen",
-        run={"data": {"train_pairs": 17, "eval_pairs": 2}, "train": {"batch_size": 16, "micro_batch_size": 16}},
-        grid={
-            "objective": ["dpo", "ipo", "dil-bce", "kto"],
-            "calibration.enabled": [False, True],
-            "train.seed": [1, 2],
-        },
-    )
-    cells = expand(experiment)
-    assert len(cells) == 16
-    for cell in cells:
-        launch(cell.config, store)
-    assert [n for n in pairs if n == 17] == [17], "one build"
-    assert [n for n in pairs if n != 17] == [4] * 15, "every other cell checks its sample"
