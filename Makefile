@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 STORE ?= rcray-store
+SITE ?= site
 
 .PHONY: help quickstart real gpu-check test test-slow test-browser lint campaign bench docs clean
 help:  ## this list
@@ -14,6 +15,8 @@ help:  ## this list
 
 # One stamp for the environment: re-made when the dependencies change.
 $(VENV)/.installed: pyproject.toml constraints.txt setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is no Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@echo "installing into $(VENV) (a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -26,7 +29,6 @@ real: $(VENV)/.installed  ## a real model on real pairs, on a CPU: downloads 133
 	$(BIN)/rcray sweep experiments/real.yaml --store $(STORE)
 
 gpu-check: $(VENV)/.installed  ## with a GPU, first: each card tried, six small runs on it, and what a bug report needs
-	$(BIN)/rcray doctor --store $(STORE)
 	$(BIN)/python -m benchmarks.gpu_check --store $(STORE)
 
 lint: $(VENV)/.installed  ## ruff and mypy (strict on the pure layers)
@@ -56,7 +58,7 @@ bench: $(VENV)/.installed  ## every benchmark; writes benchmarks/RESULTS.md
 docs: pyproject.toml constraints.txt  ## the site, from docs/*.md into site/; a warning is an error
 	@test -x $(VENV)-docs/bin/mkdocs || $(PYTHON) -m venv $(VENV)-docs
 	@$(VENV)-docs/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt 'mkdocs-material>=9.5,<10'
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --site-dir $(abspath $(SITE))
 
 clean:  ## remove what the sweeps wrote
 	rm -rf $(STORE)

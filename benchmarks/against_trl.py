@@ -129,9 +129,9 @@ def main() -> None:
             print(table(title, times, "trl"))
             key = f"{name}, {kind}"
             speed[key] = {v: round(times.ratio("trl", v), 3) for v in times if v != "trl"}
-            found = {v: peak(v, name, prompt, answer, pairs) for v in ("trl", "off", "RC")}
-            print("  peak memory of a step: " + ", ".join(f"{v} {mb:.0f} MB" for v, mb in found.items()))
-            memory[key] = {v: round(mb / found["trl"], 3) for v, mb in found.items() if v != "trl"}
+            peaks = {v: peak(v, name, prompt, answer, pairs) for v in ("trl", "off", "RC")}
+            print("  peak memory of a step: " + ", ".join(f"{v} {mb:.0f} MB" for v, mb in peaks.items()))
+            memory[key] = {v: round(mb / peaks["trl"], 3) for v, mb in peaks.items() if v != "trl"}
     ratios = {"pairs per second over TRL's": speed, "peak memory over TRL's": memory}
     print(json.dumps({"benchmark": "against_trl", "ratios": ratios, "trl": trl.__version__}))
 

@@ -15,7 +15,8 @@ whatever the batch:
 
 between      a step between two looks
 look         a step with one: fresh pairs, and as many of the batch with their sides apart
-update       what that costs on average, with one look in every LOOK_EVERY steps
+update       what that costs on average over RUN steps, as many as an epoch of UltraFeedback has: a look at each
+             of its first steps, then at every tenth, and late at every twentieth
 """
 
 import json
@@ -25,8 +26,16 @@ import torch
 from benchmarks.interleaved import argument_parser, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, TWENTY_MILLION, Setting
 from rcray.config.calibration import CalibrationConfig
+from rcray.data.schedule import LookSchedule, Schedule
 
-LOOK_EVERY, LOOK_PAIRS = CalibrationConfig().look_every, CalibrationConfig().look_pairs
+LOOK_PAIRS = CalibrationConfig().look_pairs
+RUN, BATCH = 1900, 32
+
+
+def looks_in_a_run() -> int:
+    """By the schedule that training itself goes by."""
+    plan = LookSchedule(Schedule(RUN * BATCH, BATCH, BATCH, 1, 0), CalibrationConfig().look_every, LOOK_PAIRS)
+    return sum(plan.rows(step) is not None for step in range(RUN))
 
 
 def main() -> None:
@@ -45,7 +54,7 @@ def by_update(quick: bool, costs: dict[str, dict[str, float]]) -> None:
     size, length, rounds = (TINY, 24, 2) if quick else (TWENTY_MILLION, 64, 7)
     for method in ("full", "lora"):
         for sharing in ("on", "off"):
-            setting = Setting.of(method, size, pairs=32, prompt=length, answer=length, sharing=sharing, micro=4)
+            setting = Setting.of(method, size, pairs=BATCH, prompt=length, answer=length, sharing=sharing, micro=4)
             variants = {"plain": setting.plain(), "off": setting.ours(calibrated=False)}
             variants["between"], variants["look"] = setting.by_update(look_pairs=LOOK_PAIRS)
             times = measure(variants, rounds)
@@ -54,8 +63,9 @@ def by_update(quick: bool, costs: dict[str, dict[str, float]]) -> None:
             print(table(f"{name} ({parameters / 1e6:.0f}M parameters)", times, "plain"))
             between, look = times.ratio("between", "plain"), times.ratio("look", "plain")
             costs[name] = {"off": round(times.ratio("off", "plain"), 4)}
-            costs[name]["update"] = round(((LOOK_EVERY - 1) * between + look) / LOOK_EVERY, 4)
-            print(f"  update, a look in {LOOK_EVERY} steps: {costs[name]['update']:.3f}x")
+            looks = looks_in_a_run()
+            costs[name]["update"] = round(between + looks / RUN * (look - between), 4)
+            print(f"  update, {looks} looks in {RUN:,} steps: {costs[name]['update']:.3f}x", flush=True)
 
 
 def published_kind(quick: bool, costs: dict[str, dict[str, float]]) -> dict[str, int]:

@@ -37,6 +37,9 @@ CASES = {
     "LoRA, tiny-mistral, CPO": Case("cpo", model="tiny-mistral", method="lora", rate=1e-3),
     "means, DPO": Case(likelihood="mean", params={"beta": 1.0}),
     "two epochs": Case(epochs=2),
+    "cosine": Case(rate=1e-4, schedule={"schedule": "cosine"}),
+    "rate warmed up over 60 steps, CPO": Case("cpo", schedule={"warmup_steps": 60}),
+    "800 steps": Case(steps=800),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "none": {"enabled": False, "look_every": 0},
@@ -120,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two cases, one seed")
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--cases", help="only those whose names contain one of these words, separated by commas")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--figure", type=Path, help="only draw what the three kinds do to one case, into this file")
     parser.add_argument("--log", type=Path, help="append each run as a JSON line, and skip those already there")
@@ -128,6 +132,8 @@ def main() -> None:
         draw(options.figure)
         return
     names, seeds = (list(CASES)[:2], SEEDS[:1]) if options.quick else (list(CASES), SEEDS)
+    if options.cases:
+        names = [name for name in CASES if any(word in name for word in options.cases.split(","))]
     done = logged(options.log)
     known = {(r["case"], r["kind"], r["seed"]) for r in done}
     with tempfile.TemporaryDirectory() as directory:

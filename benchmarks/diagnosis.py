@@ -70,11 +70,11 @@ def settings(folder: Path, held_out: int, **changes: object) -> RunConfig:
 
 def found_in_worst(diagnosis: Diagnosis, planted: dict[str, set[int]], share: float = 0.1) -> dict[str, float]:
     """By kind, the share of the spoiled rows that lie in the worst decile by the kind's own column."""
-    found = {}
+    results = {}
     for kind, column in KINDS.items():
         worst = {diagnosis.numbers[place] for place in diagnosis.worst(column, share).tolist()}
-        found[kind] = len(planted[kind] & worst) / len(planted[kind])
-    return found
+        results[kind] = len(planted[kind] & worst) / len(planted[kind])
+    return results
 
 
 def main() -> None:
@@ -113,9 +113,9 @@ def main() -> None:
             print(f"  {way}: " + ", ".join(f"{metric} {value:+.3f}" for metric, value in means.items()), flush=True)
         for way in list(ways)[1:]:
             print(f"  {way} minus all rows: " + ", ".join(gains(trained["all rows"], trained[way])))
-        found = {way: {metric: scores(results, metric) for metric in METRICS} for way, results in trained.items()}
+        figures = {way: {metric: scores(results, metric) for metric in METRICS} for way, results in trained.items()}
     head = {"benchmark": "diagnosis", "share": given.share, "data_seed": given.data_seed, "seeds": seeds}
-    print(json.dumps(head | {"scores": found}))
+    print(json.dumps(head | {"scores": figures}))
 
 
 def scores(results: Iterable[CellResult], metric: str) -> list[float]:

@@ -45,8 +45,8 @@ def main() -> None:
         times = measure(variants, rounds)
         print(table(method, times, "step"))
         rows = zip(*(times.rounds[name] for name in ("watched", "likelihoods", "step")), strict=True)
-        found = [(after - before) / (EVERY * step) for after, before, step in rows]
-        timed = statistics.median(found)
+        rates = [(after - before) / (EVERY * step) for after, before, step in rows]
+        timed = statistics.median(rates)
         print(f"  watched beside likelihoods, once in {EVERY} steps: {100 * timed:.2f}% of a step by time")
         shares[method] = {"operations": round(counted, 4), "time": round(timed, 4)}
         del setting, variants, likelihoods, watched

@@ -1,8 +1,9 @@
 """`make gpu-check`: six small cells on a GPU, and one page that says what they did, for you or for a bug report.
 
-Runs experiments/smoke-gpu.yaml, then prints versions, driver and cards, and for each cell its seconds per step, the
-precision and attention kernels that ran, and the memory it held beside what `rcray plan` says. Without a GPU it says
-what is missing, and ends with 2.
+Runs `rcray doctor` and experiments/smoke-gpu.yaml, then prints versions, driver, cards, and for each cell its seconds
+per step, the precision and attention kernels that ran, and the memory it held beside what `rcray plan` says. Every call
+trains them anew, in a store of its own within the one given; weights and data are kept. Without a GPU it says what is
+missing, and ends with 2. Versions and cards are printed whatever was found.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -28,13 +30,30 @@ PACKAGES = ("rcray", "torch", "transformers", "peft", "bitsandbytes", "ray")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="rcray-store")
-    store = Path(parser.parse_args().store)
+    store = fresh_store(Path(parser.parse_args().store))
+    rcray = Path(sys.executable).with_name("rcray")
+    code = subprocess.run([str(rcray), "doctor", "--store", str(store.root)], check=False).returncode
     if problem := why_no_gpu():
         print(f"no GPU can be used: {problem[0]}\n  fix: {problem[1]}", file=sys.stderr)
-        return 2
-    rcray = Path(sys.executable).with_name("rcray")
-    code = subprocess.run([str(rcray), "sweep", str(FILE), "--store", str(store)], check=False).returncode
-    print("\n".join(["", "for a bug report, all of this:", *machine(), *cells(Store.open(store))]))
+        return report(machine(), 2)
+    if code:
+        return report(machine(), code)
+    code = subprocess.run([str(rcray), "sweep", str(FILE), "--store", str(store.root)], check=False).returncode
+    return report([*machine(), *cells(store)], code)
+
+
+def fresh_store(parent: Path) -> Store:
+    """A store without runs: a cell that is done is not done again, and would check nothing."""
+    store = Store.open(parent / "gpu-check")
+    for found in store.root.iterdir():
+        if found != store.cache:
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+    return Store.open(store.root)
+
+
+def report(lines: Sequence[str], code: int) -> int:
+    """Prints what a bug report needs."""
+    print("\n".join(["", "for a bug report, all of this:", *lines]))
     return code
 
 

@@ -27,7 +27,7 @@ import torch
 from benchmarks.interleaved import machine
 from benchmarks.tiny_runs import Case, log, logged, ready
 from rcray.calibration import pathway_of
-from rcray.calibration.update import seen_by
+from rcray.calibration.update import products
 from rcray.config.objectives import BY_NAME
 from rcray.data.batch import Batch, collate
 from rcray.models.likelihood import side_logps
@@ -93,8 +93,8 @@ def _watched(training: Training, steps: int) -> Sequence[Seen]:
             moved = _change(start, _likelihoods(training, batches))
             flat, total = own.coordinates.flat, own.coordinates.total
             way = flat(own.parameters) - own.last["weights"]
-            move = seen_by(own.last["score_w"], own.last["score_l"], way, total)
-            seen.append(Seen("batch", moved, [move.w, move.l], row["pathway_head"]))
+            move = products(own.last["score_w"], own.last["score_l"], way, total).tolist()
+            seen.append(Seen("batch", moved, move, row["pathway_head"]))
         if fresh and step:
             predicted = [predicted[0] + row["predicted_dz_w"], predicted[1] + row["predicted_dz_l"]]
         if ends and step:

@@ -25,10 +25,10 @@ def kind_of(config: RunConfig) -> str:
 def drifts(store: Store, run: str) -> tuple[tuple[float, float], tuple[float, float]] | None:
     """Of the chosen and the rejected held-out answers, each with its standard error; None: not measured yet."""
     rows = {row.metric: row for row in store.run(run).read_evaluation().rows}
-    found = [rows.get(name) for name in ("drift_w", "drift_l")]
-    if any(row is None or row.value is None for row in found):
+    drifts = [rows.get(name) for name in ("drift_w", "drift_l")]
+    if any(row is None or row.value is None for row in drifts):
         return None
-    first, second = ((row.value, row.stderr or 0.0) for row in found if row is not None and row.value is not None)
+    first, second = ((row.value, row.stderr or 0.0) for row in drifts if row is not None and row.value is not None)
     return first, second
 
 

@@ -50,11 +50,11 @@ def main() -> None:
     keep_freed_memory()
     quick, benchmark, *settings, variants = sys.argv[1:]
     steps = {"calibration_cost": calibration_cost, "against_trl": against_trl}[benchmark]
-    made = steps(quick == "quick", *settings, variants.split(";"))  # type: ignore[operator]
+    runs = steps(quick == "quick", *settings, variants.split(";"))  # type: ignore[operator]
     print("ready", flush=True)
     for line in sys.stdin:
         started = time.perf_counter()
-        made[line.strip()]()
+        runs[line.strip()]()
         print(time.perf_counter() - started, flush=True)
 
 

@@ -35,6 +35,7 @@ class Case:
     epochs: int = 1
     likelihood: str = "sum"
     params: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)  # of the learning rate
 
     def config(self, seed: int, **calibration: Any) -> RunConfig:
         """One run of it."""
@@ -57,6 +58,7 @@ class Case:
                 "seed": seed,
                 "epochs": self.epochs,
                 "probe_pairs": PAIRS,
+                **self.schedule,
             },
             "execution": {"checkpoint_every": 10**6},
         }

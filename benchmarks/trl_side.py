@@ -44,7 +44,7 @@ def trl_trainer(model: Any, vocabulary: int, pairs: int, learning_rate: float) -
 
 def trl_batch(trainer: Any, pairs: Sequence[EncodedPair], reference: ReferenceLogps) -> dict[str, Any]:
     """What its own collator makes of the pairs, with the reference's cached likelihoods."""
-    made: dict[str, Any] = trainer.data_collator(
+    batch: dict[str, Any] = trainer.data_collator(
         [
             {
                 "prompt_ids": list(pair.prompt),
@@ -56,4 +56,4 @@ def trl_batch(trainer: Any, pairs: Sequence[EncodedPair], reference: ReferenceLo
             for i, pair in enumerate(pairs)
         ]
     )
-    return made
+    return batch

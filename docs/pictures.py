@@ -60,11 +60,11 @@ def draw_incentives() -> Plot:
     figure = Figure((8.4, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, name in enumerate(("dpo", "simpo", "cpo", "dil-bce", "dpop")):
-        found = incentives(objective(name), pairs)
+        sides = incentives(objective(name), pairs)
         colour, _ = colour_and_marker(i)
-        left.plot(margins, found.d_w, color=colour, label=objective(name).params.traits.title)
-        left.plot(margins, found.d_l, color=colour, linestyle=DASHED)
-        right.plot(margins, found.log_d_w - found.log_d_l, color=colour)
+        left.plot(margins, sides.d_w, color=colour, label=objective(name).params.traits.title)
+        left.plot(margins, sides.d_l, color=colour, linestyle=DASHED)
+        right.plot(margins, sides.log_d_w - sides.log_d_l, color=colour)
     left.set(title="incentives: d_w (solid), d_l (dashed)", xlabel="margin against the reference (nats)", yscale="log")
     right.set(title="their ratio, log r = log d_w − log d_l", xlabel="margin against the reference (nats)")
     left.legend(fontsize=7.5)
@@ -206,7 +206,7 @@ def _steps_of_dpo(steps: int) -> tuple[Statistics, Foreseen]:
         dpo.loss(pairs(draw())).mean().backward()
         optimizer.step()
     batch, fresh = pairs(draw()), pairs(draw())
-    found = incentives(dpo, batch)
+    sides = incentives(dpo, batch)
     at_head = summarise(*plain_scores(batch.z_w, batch.z_l, [head]), pairs=len(batch.z_w))
 
     def mean_score(z: torch.Tensor) -> torch.Tensor:
@@ -215,9 +215,9 @@ def _steps_of_dpo(steps: int) -> tuple[Statistics, Foreseen]:
     preview = preview_of(optimizer, parameters, coordinates)
     assert preview is not None
     score_w, score_l = mean_score(batch.z_w), mean_score(batch.z_l)
-    branches = score_w * -float(found.d_w.mean()), score_l * float(found.d_l.mean())
+    branches = score_w * -float(sides.d_w.mean()), score_l * float(sides.d_l.mean())
     foreseen = Foreseen(mean_score(fresh.z_w), mean_score(fresh.z_l), *branches, preview, math.inf, coordinates.total)
-    return statistics(*mean_incentives(found), at_head), foreseen
+    return statistics(*mean_incentives(sides), at_head), foreseen
 
 
 DRAWINGS = (draw_incentives, draw_scores, draw_band, draw_pathways, draw_true_band)

@@ -42,7 +42,7 @@ _RUNTIME = r"(?:(?:CUDA|HIP)(?: driver)? error: |Triton Error \[(?:CUDA|HIP)\]: 
 _MEMORY = re.compile(
     rf"{_RUNTIME}out of memory"
     r"|(?:CUDA|HIP|XPU|MPS backend) out of memory"
-    r"|CU[A-Z]+_(?:STATUS_)?ALLOC_FAILED"
+    r"|CU[A-Z]+_(?:STATUS_)?ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOCATION_FAILED"
     r"|CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublasCreate"  # no room for its workspace
     r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda runtime error \(2\)"
     r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED"  # the allocator, about to say how little is left

@@ -17,7 +17,7 @@ from rcray.store import Store
 from rcray.sync import Synced, deliver_all, delivery_to, sync
 from rcray.track.address import Address
 from rcray.track.book import Book
-from rcray.track.delivery import Delivery, Plan, Tally
+from rcray.track.delivery import Delivery, DeliveryPlan, Tally
 from rcray.track.sessions import Session, live_sessions, read_session, remove_session
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def follow(
     with suppress(OSError):
         os.nice(_NICENESS)
     directory = book.path.parent
-    delivery = delivery_to(address, store, Plan(book.name, book.title, (), parent=False, live=True))
+    delivery = delivery_to(address, store, DeliveryPlan(book.name, book.title, (), parent=False, live=True))
     own = read_session(directory, session) if session else None
     # A short training is over before its follower looks for the first time.
     followed: dict[str, Session] = {session: own} if session and own else {}
@@ -104,12 +104,12 @@ def _live(directory: Path, session: str | None) -> dict[str, Session]:
     return {key: each for key, each in live_sessions(directory).items() if session in (None, key)}
 
 
-def _plan_of(book: Book, sessions: Mapping[str, Session]) -> Plan:
+def _plan_of(book: Book, sessions: Mapping[str, Session]) -> DeliveryPlan:
     wanted = {key for session in sessions.values() for key in session.cells}
     cells = tuple(cell for cell in book.cells() if cell.run_id in wanted)
     ours = frozenset(key for session in sessions.values() if session.is_of_this_environment for key in session.new)
     swept = any(session.is_sweep for session in sessions.values())
-    return Plan(book.name, book.title, cells, swept, ours, awaits_evaluation=swept, live=True)
+    return DeliveryPlan(book.name, book.title, cells, swept, ours, awaits_evaluation=swept, live=True)
 
 
 def _pass(delivery: Delivery, live: Mapping[str, Session], on_progress: Callable[[Tally], None]) -> float:

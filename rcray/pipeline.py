@@ -20,7 +20,7 @@ from rcray.track.sessions import Session, this_environment
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepOutcome:
     """What a sweep left behind."""
 
     ledger: Ledger
@@ -42,13 +42,16 @@ def sweep(
     figures: bool = True,
     command: Sequence[str] = (),
     tried: Collection[str] = (),
-) -> Outcome:
+    chosen: Sequence[Cell] | None = None,
+) -> SweepOutcome:
     """Runs what is unfinished, evaluates it, tracks it and writes the report. `tracking_uri=None` tracks nowhere.
 
     `command` is what was asked for, up to the choice of cells, for the page that offers to run some of them again;
-    `tried` are runs that it has carried out already, however they ended.
+    `tried` are runs that it has carried out already, however they ended. Of `chosen` cells, where they are given, no
+    others are run; ledger and report are of all `cells`, those that were left alone as the store has them.
     """
-    require_extras(experiment, cells, tracked=tracking_uri is not None, measured=True)
+    wanted = cells if chosen is None else chosen
+    require_extras(experiment, wanted, tracked=tracking_uri is not None, measured=True)
     # Imported here: the command line answers `plan` and `--help` without ray or torch.
     from rcray.evaluate.command import check_settings
     from rcray.evaluate.stage import EvaluationStage
@@ -57,16 +60,17 @@ def sweep(
     from rcray.sweep.search import best_of_search
 
     evaluation = EvaluationStage(experiment.evaluation)
-    options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search, tried)
+    only = None if chosen is None else frozenset(cell.run_id for cell in chosen)
+    options = SweepOptions(concurrency, (evaluation,), on_refresh, cluster_file, experiment.search, tried, only)
     directory = store.experiment(experiment.name)
     with store.explained():
         if todo := unfinished(cells, store, directory, options):
             check_before_start(todo, cluster_file)  # first: what follows imports torch, which takes seconds
-    if not all(evaluation.is_done(cell.config, store) for cell in cells):
+    if not all(evaluation.is_done(cell.config, store) for cell in wanted):
         check_settings(experiment.evaluation)
     with store.explained():
         follower = (
-            None if tracking_uri is None else open_follower(experiment, cells, store, tracking_uri, is_sweep=True)
+            None if tracking_uri is None else open_follower(experiment, wanted, store, tracking_uri, is_sweep=True)
         )
         with follower or nullcontext():
             ledger = run_sweep(cells, store, directory, options)
@@ -74,7 +78,7 @@ def sweep(
                 follower.end_training()
             report = build_report(store, experiment, cells, figures=figures, command=command)
     best = best_of_search(experiment, cells, store)
-    return Outcome(ledger, report, tracking_uri, follower.outcome if follower else None, best)
+    return SweepOutcome(ledger, report, tracking_uri, follower.outcome if follower else None, best)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class LedgerScreen:
             self.live.update(ledger_table(ledger, self.title, self._waiting(ledger)))
             return
         for entry in ledger.cells:
-            if self.shown.get(entry.run_id, "pending") != entry.status:
+            if self.shown.get(entry.run_id, State.PENDING) != entry.status:
                 self.console.print(f"{entry.status:10s} {entry.label}", markup=False, highlight=False)
             self.shown[entry.run_id] = entry.status
         if time.monotonic() - self.told > LINE_SECONDS:
@@ -121,7 +121,7 @@ class ProgressLine:
         rate = self.tokens / (time.perf_counter() - self.started)
         text = (
             f"loss {row['loss']:.3f}  Δz_w {row['z_w'] - self.first[0]:+.2f}  Δz_l {row['z_l'] - self.first[1]:+.2f}  "
-            f"in band {self.in_band / self.steps:.0%}  {rate:,.0f} tok/s"
+            f"in band at head/adapters {self.in_band / self.steps:.0%}  {rate:,.0f} tok/s"
         )
         self.progress.update(self.task, completed=row["step"], total=row["total_steps"], text=text)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rcray.config.benchmarks import PREFERENCE_ACCURACY
 from rcray.errors import ConfigError, RcrayError, did_you_mean
 from rcray.records.ledger import LEDGER, Ledger, read_stopped
 from rcray.secrets import MASK
@@ -13,7 +14,7 @@ from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import build_ledger
 from rcray.track.address import Address, tracking_address, why_unreachable
 from rcray.track.book import Book, books
-from rcray.track.delivery import Delivery, Plan, Tally
+from rcray.track.delivery import Delivery, DeliveryPlan, Tally
 from rcray.track.tracker import State as TrackerState
 
 _BUSY_SECONDS = 60.0  # for another process that delivers the same experiment
@@ -45,7 +46,7 @@ class Models:
 
     log: Literal["none", "best", "all"] = "none"
     register: str | None = None  # name in the model registry for the best cell
-    best_by: str = "preference/accuracy"
+    best_by: str = PREFERENCE_ACCURACY
 
     def __post_init__(self) -> None:
         if self.register and self.log == "none":
@@ -112,12 +113,12 @@ def sync(book: Book, store: Store, address: Address) -> Synced:
     if not cells:
         raise RcrayError(f"{book.name}: nothing was trained yet", fix="run `rcray sweep` or `rcray train` first")
     swept = (book.path.parent / LEDGER).exists()
-    delivery = delivery_to(address, store, Plan(book.name, book.title, cells, parent=swept))
+    delivery = delivery_to(address, store, DeliveryPlan(book.name, book.title, cells, parent=swept))
     deliver_all(delivery, cells, lambda: False)
     return Synced(book.name, address, cells, delivery)
 
 
-def delivery_to(address: Address, store: Store, plan: Plan) -> Delivery:
+def delivery_to(address: Address, store: Store, plan: DeliveryPlan) -> Delivery:
     """A delivery to MLflow, which is imported when it is opened."""
 
     def open_tracker() -> Any:
@@ -125,15 +126,13 @@ def delivery_to(address: Address, store: Store, plan: Plan) -> Delivery:
 
         return MlflowTracker(address, store.root / "mlartifacts")
 
-    return Delivery(plan, store, open_tracker, address.uri, lambda cell: draw_run(store, cell))
+    def draw(cell: Cell) -> Mapping[str, bytes]:
+        from rcray.aggregate.figures.dynamics import draw_run
 
+        plot = draw_run(store.run(cell.run_id), cell)
+        return {} if plot is None else plot.files
 
-def draw_run(store: Store, cell: Cell) -> Mapping[str, bytes]:
-    """The four-panel dynamics figure of one run, as PNG and SVG; empty for a run without records."""
-    from rcray.aggregate.figures.dynamics import run_figure
-
-    plot = run_figure(store.run(cell.run_id), cell.config)
-    return {} if plot is None else plot.files
+    return Delivery(plan, store, open_tracker, address.uri, draw)
 
 
 def deliver_all(delivery: Delivery, cells: Sequence[Cell], stop: Callable[[], bool]) -> None:
@@ -153,4 +152,4 @@ def sweep_state(ledger: Ledger) -> TrackerState:
 
 def report_paths(directory: Path) -> list[Path]:
     """What a sweep's own run gets as artifacts."""
-    return [directory / part for part in (LEDGER, "report.html", "tables", "figures")]
+    return [directory / part for part in (LEDGER, "report.html", "explore.html", "tables", "figures")]

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -84,3 +86,21 @@ def store(tmp_path: Path, model_cache: Path) -> Store:
     opened = Store.open(tmp_path / "store")
     shutil.copytree(model_cache, opened.cache)
     return opened
+
+
+@pytest.fixture
+def rcray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Any]:
+    """The command, in a directory of its own: exit code, stdout, stderr."""
+    from rcray import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rcray", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run

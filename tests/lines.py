@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parents[1]
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def code_lines(path: Path) -> int:
@@ -25,9 +25,7 @@ def code_lines(path: Path) -> int:
         }
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, Documented) and ast.get_docstring(node):
             told = node.body[0]
             held -= set(range(told.lineno, (told.end_lineno or told.lineno) + 1))
     return len(held)

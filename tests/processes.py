@@ -27,28 +27,28 @@ class Listener:
 
     @property
     def is_loopback(self):
-        found = ipaddress.ip_address(self.address)
-        return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+        address = ipaddress.ip_address(self.address)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def listeners(pid):
     """Every listening or unconnected socket of a process tree."""
-    found = set()
+    ports = set()
     for process in tree(pid):
         with contextlib.suppress(psutil.Error):  # it ended while we looked
             command = " ".join(process.cmdline()).strip()
             for socket in process.net_connections("inet"):
                 if socket.status in (psutil.CONN_LISTEN, psutil.CONN_NONE) and not socket.raddr:
-                    found.add(Listener(socket.laddr.ip, socket.laddr.port, command))
-    return found
+                    ports.add(Listener(socket.laddr.ip, socket.laddr.port, command))
+    return ports
 
 
 def watch_listeners(process, seconds=600, pause=0.2):
     """All sockets that a command's processes listened on at any time until it ended."""
-    found = set()
+    ports = set()
     deadline = time.monotonic() + seconds
     while process.poll() is None:
         assert time.monotonic() < deadline, "it does not end"
-        found |= listeners(process.pid)
+        ports |= listeners(process.pid)
         time.sleep(pause)
-    return found
+    return ports

@@ -1,7 +1,7 @@
 """The files that one optimizer step passes through: `python -m tests.step_path`.
 
-One calibrated LoRA step is traced, model, data and optimizer being ready. What runs inside torch or transformers is not
-counted, nor is code without a file of its own.
+Calibrated LoRA steps are traced, by the published rule and by the update; model, data and optimizer are ready. What
+runs inside torch or transformers is not counted, nor is code without a file of its own.
 """
 
 import sys
@@ -15,9 +15,9 @@ import torch
 
 import rcray
 from benchmarks.steps import Setting, Size
-from rcray.train.step import optimizer_step
 
 PACKAGE = Path(rcray.__file__).parent
+PUBLISHED, BETWEEN, LOOKING = "the published rule", "by the update, between two looks", "by the update, with a look"
 SMALL = Size(vocabulary=97, hidden=32, layers=2, heads=2)
 
 
@@ -40,22 +40,25 @@ def files_of(run: Any) -> Counter[str]:
     return seen
 
 
-def traced_step() -> Counter[str]:
-    """The files of a calibrated LoRA step, on packed rows."""
+def traced_steps() -> dict[str, Counter[str]]:
+    """The files of calibrated LoRA steps on packed rows, by what is computed in them."""
     setting = Setting.of("lora", SMALL, pairs=2, prompt=6, answer=4, sharing="on")
-    state = setting.state(calibrated=True)
-    return files_of(lambda: optimizer_step(state, [setting.batch], 1))
+    between, looking = setting.by_update(look_pairs=2)
+    looking()  # the step between two looks has one before it
+    published = setting.ours(calibrated=True)
+    steps = {PUBLISHED: published, BETWEEN: between, LOOKING: looking}
+    return {name: files_of(step) for name, step in steps.items()}
 
 
 def main() -> None:
     """Prints them, with their lines."""
     torch.set_num_threads(1)
-    total = 0
-    for name in sorted(traced_step()):
-        lines = len((PACKAGE.parent / name).read_text().splitlines())
-        total += lines
-        print(f"{lines:6} {name}")
-    print(f"{total:6} lines in all")
+    for step, files in traced_steps().items():
+        print(f"{step}: {len(files)} files")
+        lines = {name: len((PACKAGE.parent / name).read_text().splitlines()) for name in sorted(files)}
+        for name, count in lines.items():
+            print(f"{count:6} {name}")
+        print(f"{sum(lines.values()):6} lines in all")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rcray.aggregate.paper import DIGITS, PUBLISHED_NOTES, RowSpec, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE
 from rcray.aggregate.repeats import repeat_notes
-from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
+from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best, percent
 from rcray.config.benchmarks import BENCHMARKS, benchmark_title
 
 
@@ -112,9 +112,7 @@ def table_of_published(spec: TableSpec) -> Table:
             entries.append(Entry("–", tone="absent") if before is None else Entry(value=scores[AVERAGE].value - before))
         rows.append(Row(row.group, tuple(entries)))
     notes = ["Published numbers, in percent; subscripts and ± are the printed standard errors."]
-    notes.append(PUBLISHED_NOTES["stderr"])
-    if any(row.place.model == "mistral-7b" and row.place.data == "ultrafeedback" for row in spec.rows()):
-        notes.append(PUBLISHED_NOTES["degenerate"])
+    notes += [PUBLISHED_NOTES[name] for name in spec.published_notes]
     notes += repeat_notes(spec)
     return Table(
         title=f"{spec.title} (published)",
@@ -177,7 +175,7 @@ def _score(setting: Setting | None, key: str, several: bool, letter: str) -> Ent
     if not rows:
         return setting.entry(key, several)
     parts = [f"n = {rows[0].n}", *(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].protocol)]
-    parts += [f"standard error, {name.replace('_', ' ')}: {100 * value:.2f}" for name, value in rows[0].errors]
+    parts += [f"standard error, {name.replace('_', ' ')}: {percent(value):.2f}" for name, value in rows[0].errors]
     return setting.entry(key, several, mark=letter, tip="; ".join(parts))
 
 

@@ -5,7 +5,7 @@ fetched from MLflow and an exported ledger are directories of the same kind, and
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,11 +13,11 @@ import numpy as np
 from rcray.aggregate.estimates import error_of_mean
 from rcray.aggregate.frame import SHARE, Measurement, by_metric, evaluation_rows, likelihood_unit
 from rcray.aggregate.movement import movement_rows
-from rcray.aggregate.summary import STEPS, dynamics_rows, read_columns
+from rcray.aggregate.summary import IN_BAND, LOOKS, LOOKS_III, PREDICTED, STEPS, dynamics_rows, read_columns
 from rcray.errors import RcrayError, StoreError
 from rcray.records.progress import state_now
 from rcray.records.states import State
-from rcray.records.status import read_status, winner_lost
+from rcray.records.status import disagreement, read_status, winner_lost
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
@@ -37,7 +37,7 @@ class CellResult:
     step: int = 0
     total_steps: int | None = 0  # None: the data was never read
     metrics: Mapping[str, Measurement] = field(default_factory=dict)  # its rows of the frame
-    note: str = ""  # what was changed so that the run could be carried out at all
+    note: str = ""  # what was changed so that the run could be carried out at all; that it lost its winner
 
     @property
     def ok(self) -> bool:
@@ -50,9 +50,20 @@ class CellResult:
         return self.cell.config.train.seed
 
     @property
+    def bands_disagree(self) -> str:
+        """What to say where the paper's band and the updates tell the run differently."""
+        where = self.cell.config.calibration.scores_at
+        return disagreement(self.value(IN_BAND), self.value(LOOKS_III), where) if self.ok else ""
+
+    @property
     def recorded(self) -> bool:
         """Whether it has step records."""
         return STEPS in self.metrics
+
+    @property
+    def predicted_at_head(self) -> bool:
+        """Whether its predicted pathways are those of the head's band: records from before looks have no others."""
+        return self.value(LOOKS) == 0 and self.metrics[PREDICTED["i"]].ok
 
     def measurement(self, metric: Metric) -> Measurement | None:
         """A row of the frame, or the mean of several; no mean where one of them is no score."""
@@ -114,3 +125,11 @@ def _rows(run: RunDir, cell: Cell, total_steps: int | None) -> Iterator[Measurem
     yield from evaluation_rows(cell.run_id, config, run.read_evaluation().rows)
     yield from dynamics_rows(run, config.train.probe_every, total_steps, likelihood_unit([config]))
     yield from movement_rows(run)
+
+
+def by_looks(results: Iterable[CellResult], looked: str, at_head: str) -> str:
+    """What the predicted pathways are: `looked`, or `at_head` for records from before looks, or both."""
+    kinds = {result.predicted_at_head for result in results if result.ok and result.recorded}
+    if kinds == {True}:
+        return at_head
+    return f"{looked} (without looks: {at_head})" if True in kinds else looked

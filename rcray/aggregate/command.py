@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rcray.aggregate.collect import collect
-from rcray.aggregate.explore.watch import stopped_in
 from rcray.aggregate.exported import Planned, export_ledger, exported_experiments
 from rcray.aggregate.report import Report, origins_of, write_published, write_report
 from rcray.config import Experiment
 from rcray.errors import ConfigError
+from rcray.records.ledger import read_stopped
 from rcray.store import Store
 
 PUBLISHED_FOLDER = Path("rcray-published")
@@ -50,13 +50,22 @@ def run_report(request: Request) -> Report:
         from rcray.aggregate.mlflow_source import fetch_runs
 
         store = fetch_runs(request.from_mlflow, names, cells, folder / "fetched")
-    results = collect(store, cells, stopped_in(store, names)())
+    stopped = {run: why for name in names for run, why in read_stopped(store.experiment(name)).items()}
+    results = collect(store, cells, stopped)
     if request.export is not None:
         export_ledger(request.export, planned, results)
-    asked = zip(request.commands, (cells for _, cells in planned), strict=False)
+    asked = [(command, *each) for command, each in zip(request.commands, planned, strict=False)]
     experiments = [experiment for experiment, _ in planned]
     is_ours = request.out is None  # else others may keep their files there, too
-    return write_report(folder, experiments, results, origins_of(asked), figures=request.figures, is_ours=is_ours)
+    return write_report(
+        folder,
+        experiments,
+        results,
+        origins_of(asked),
+        figures=request.figures,
+        is_ours=is_ours,
+        no_command="An exported ledger has results, not the experiment file that `rcray sweep` would run.",
+    )
 
 
 def _check(request: Request) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rcray.aggregate import summary
 from rcray.aggregate.estimates import Estimate, difference_entry, error_notes
-from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN
-from rcray.aggregate.groups import HEADS, MIXED, Comparison, Setting, difference, has_seeds
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, likelihood_unit
+from rcray.aggregate.groups import HEADS, MIXED, OVER_SEEDS, Comparison, Setting, difference, has_seeds
 from rcray.aggregate.results import drift_columns
 from rcray.aggregate.tables import Column, Entry, Row, Table, number
 from rcray.config.models import table_name
@@ -110,7 +110,7 @@ def displacement_table(comparisons: Sequence[Comparison], unit: str) -> Table | 
             "log r is the logarithm of d_w / d_l after calibration. The band is that of the update that was made, seen "
             "by the looks at fresh pairs; each look stands for the steps until the next. Open: no ratio up to e^6 from "
             "the one at hand makes that side turn.",
-            *(["Mean ± sample standard deviation over seeds."] if several else []),
+            *([OVER_SEEDS] if several else []),
             *error_notes("Δ DPO", several, list(deltas.values())),
         ),
         columns=(*HEADS, *columns, gain),
@@ -155,7 +155,7 @@ def _gain_entry(rows: Sequence[Cure], row: Cure, several: bool, gain: Estimate |
     return difference_entry(gain, several, row.setting.run_ids)
 
 
-def verdict(comparisons: Sequence[Comparison], unit: str) -> Iterator[str]:
+def verdict(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """What the table says, in sentences: who kept the winner and lowered the loser, and at what margin."""
     for model, rows in cures(comparisons).items():
         judged = [row for row in rows if row.worked is not None]
@@ -169,8 +169,10 @@ def verdict(comparisons: Sequence[Comparison], unit: str) -> Iterator[str]:
         else:
             yield f"By themselves: {'; '.join(_drifts(row) for row in alone if row.worked)}."
         good = [(value.value, row) for row in judged if row.worked and (value := row.setting.metric(MARGIN))]
-        if good:
-            margin, best = max(good, key=lambda pair: pair[0])
+        units = dict.fromkeys(likelihood_unit([row.setting.config]) for _, row in good)  # no sum is held against a mean
+        for unit in units:
+            own = [pair for pair in good if likelihood_unit([pair[1].setting.config]) == unit]
+            margin, best = max(own, key=lambda pair: pair[0])
             accuracy = best.setting.metric(ACCURACY)
             scored = f", accuracy {accuracy.value:.1%}" if accuracy else ""
             yield (

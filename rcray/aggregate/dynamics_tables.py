@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rcray.aggregate import summary
-from rcray.aggregate.collect import CellResult
+from rcray.aggregate.collect import CellResult, by_looks
 from rcray.aggregate.estimators import EstimatorPair
-from rcray.aggregate.groups import HEADS, NO_RECORDS, Comparison, Setting, has_seeds, setting_rows
+from rcray.aggregate.frame import scores_at
+from rcray.aggregate.groups import HEADS, NO_RECORDS, Comparison, Setting, has_seeds, setting_rows, settings_table
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
@@ -20,31 +21,33 @@ def _share(key: str, title: str, metric: str = "", help: str = "", *, bar: bool 
 
 def pathways_table(comparisons: Sequence[Comparison]) -> Table:
     """Share of steps inside the band at the scores and on the pathway it names, cell by cell."""
-    several = has_seeds(setting for c in comparisons for setting in c.settings)
+    settings = [setting for c in comparisons for setting in c.settings]
+    several = has_seeds(settings)
+    place = scores_at(setting.config for setting in settings)
+    inside = f"steps inside the band at the {place}"
     columns = (
-        _share("in_band_percent", "In band (%)", summary.IN_BAND, "steps inside the band", spread=several),
+        _share("in_band_percent", f"In band, {place} (%)", summary.IN_BAND, inside, spread=several),
         *(
             _share(f"pathway_{name}_percent", f"{name} (%)", summary.AT_HEAD[name], meaning, spread=several)
             for name, meaning in PATHWAYS.items()
         ),
-        _share("skipped_percent", "Left alone (%)", summary.SKIPPED, "steps that calibration left alone",
+        _share("skipped_percent", "Left alone (%)", summary.SKIPPED, "steps left alone by calibration at these scores",
                bar=False, spread=several),
         Column("rho", "Median ρ", "median cosine of the scores", metric=summary.RHO, digits=3, spread=several),
         Column("steps", "Steps", "recorded optimizer steps", metric=summary.STEPS, digits=0),
     )  # fmt: skip
     meanings = "; ".join(f"{name}: {meaning}" for name, meaning in PATHWAYS.items())
-    return Table(
-        title="The band at the head, per cell",
-        notes=(
-            "As the paper plots it: scores at the head, or at the last adapters. It is not the prediction: see the "
-            f"next table. Shares of optimizer steps. {meanings}.",
-            *(["Mean ± sample standard deviation over seeds."] if several else []),
-        ),
-        columns=(*HEADS, *columns),
-        rows=setting_rows(comparisons, lambda setting: [setting.entry(column.metric, several) for column in columns]),
-        spread_name="std" if several else "stderr",
-        name="pathways",
+
+    def other(setting: Setting, column: Column) -> Entry | None:
+        # by the update, a factor is applied whatever the scores at the head say
+        unsaid = column.metric == summary.SKIPPED and setting.config.calibration.steers_by_update
+        return Entry("–", tone="absent") if unsaid else None
+
+    note = (
+        "As the paper plots it: scores at the head, or at the last adapters. It is not the prediction: see the next "
+        f"table. Shares of optimizer steps. {meanings}."
     )
+    return settings_table("pathways", f"The band at the {place}, per cell", note, comparisons, columns, other)
 
 
 def agreement_table(comparisons: Sequence[Comparison]) -> Table:
@@ -68,12 +71,17 @@ def agreement_table(comparisons: Sequence[Comparison]) -> Table:
             Entry(value=float(intervals)),
         ]
 
+    predicted = by_looks(
+        (result for comparison in comparisons for setting in comparison.settings for result in setting.results),
+        "the first-order move of pairs not yet trained on, under the updates really made",
+        "what the paper's band at the head or the last adapters named most often",
+    )
     return Table(
         title="Predicted against realised pathways, per cell",
         notes=(
-            "Predicted: the first-order move of pairs not yet trained on, under the updates really made. Realised: the "
-            "move of the probe set over the same steps. Head: how often the paper's band at the head or the last "
-            "adapters named the realised pathway. Intervals of all seeds together.",
+            f"Predicted: {predicted}. Realised: the move of the probe set over the same steps. Head: how often the "
+            "paper's band at the head or the last adapters named the realised pathway. Intervals of all seeds "
+            "together.",
         ),
         columns=(
             *HEADS,

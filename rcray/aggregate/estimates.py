@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from rcray.aggregate.tables import Entry
+from rcray.aggregate.tables import Entry, percent
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def p_entry(differences: Sequence[float]) -> Entry:
         return Entry("–", tone="absent")
     if math.isnan(test.p):
         return Entry("no spread", tone="absent", tip="every seed has the same difference")
-    points = f"mean {100 * test.mean:+.4g}, standard deviation {100 * test.std:.4g} points"
+    points = f"mean {percent(test.mean):+.4g}, standard deviation {percent(test.std):.4g} points"
     return Entry(value=test.p, tip=f"{points}, {test.n} pairs")
 
 

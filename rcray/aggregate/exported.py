@@ -83,7 +83,7 @@ def _entry(cell: Cell, result: CellResult) -> LedgerEntry:
     in_band = result.value(IN_BAND) if result.recorded else None
     return LedgerEntry(
         cell.run_id, cell.label, result.status, result.step, result.total_steps, result.seconds, in_band, result.error,
-        result.note, cell.varied,
+        "; ".join(filter(None, [result.note, result.bands_disagree])), cell.varied,
     )  # fmt: skip
 
 

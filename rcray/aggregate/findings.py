@@ -2,24 +2,26 @@
 
 A verdict needs more than two standard errors, and with several seeds the 95% t interval; less is `unclear`. Four
 claims are checked for every comparison with and without RC: updates inside the band, winner preserved, loser
-suppressed, accuracy raised.
+suppressed, accuracy raised. The band is that of the updates made, where looks saw it; else the paper's, by its place.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rcray.aggregate.collect import CellResult
 from rcray.aggregate.estimates import Estimate
-from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, likelihood_unit, scores_at
 from rcray.aggregate.groups import Comparison, Setting, difference
-from rcray.aggregate.summary import AGREEMENT, AGREEMENT_HEAD, IN_BAND
-from rcray.aggregate.tables import number
+from rcray.aggregate.summary import AGREEMENT, AGREEMENT_HEAD, IN_BAND, IN_TRUE_BAND, LOOKS_III
+from rcray.aggregate.tables import number, percent
+from rcray.records.states import State
 
 Verdict = Literal["held", "unclear", "not held"]
 
 INSIDE = 0.9  # share of steps from which a run counts as inside the band
+_NAMED = 3  # runs that a sentence names
 _ERRORS = 2.0  # standard errors that a difference of one seed must exceed; with several, Student's t at 95%
 
 
@@ -43,7 +45,7 @@ class Finding:
     missing: str = ""
 
 
-def check_claims(comparisons: Sequence[Comparison], unit: str) -> list[Finding]:
+def check_claims(comparisons: Sequence[Comparison]) -> list[Finding]:
     """A finding per pair of rows."""
     findings = []
     for comparison in comparisons:
@@ -51,7 +53,7 @@ def check_claims(comparisons: Sequence[Comparison], unit: str) -> list[Finding]:
             findings.append(Finding(comparison.title, comparison.model, missing="there is no cell with RC"))
         for setting in comparison.with_rc:
             missing = _missing(comparison.without, setting)
-            checks = () if missing or comparison.without is None else _checks(comparison.without, setting, unit)
+            checks = () if missing or comparison.without is None else _checks(comparison.without, setting)
             findings.append(Finding(comparison.title_of(setting), comparison.model, checks, missing))
     return findings
 
@@ -64,7 +66,9 @@ def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[
         inside, winner, loser, raised = zip(*(finding.checks for finding in compared), strict=True)
         accuracy = [check.verdict for check in raised]
         n = len(compared)
-        lines.append(f"With RC at least {INSIDE:.0%} of updates lay inside the band in {_of(inside)}.")
+        for claim in dict.fromkeys(check.claim for check in inside):
+            own = [check for check in inside if check.claim == claim]
+            lines.append(f"With RC at least {INSIDE:.0%} of updates lay {claim} in {_of(own)}.")
         lines.append(f"With RC the winner was preserved in {_of(winner)}, and the loser suppressed in {_of(loser)}.")
         lines.append(
             f"RC raised held-out accuracy in {accuracy.count('held')} of {n}, lowered it in "
@@ -83,10 +87,31 @@ def overall(findings: Sequence[Finding], results: Sequence[CellResult]) -> list[
                     "between its measurements."),
         (AGREEMENT_HEAD, "The paper's band at the head or the last adapters named it in {:.0%} of {}."),
     ):  # fmt: skip
-        if measured := [result.metrics[metric] for result in results if result.ok and metric in result.metrics]:
+        shown = [result for result in results if result.ok and metric in result.metrics]
+        if metric == AGREEMENT:  # of a prediction: the band at the head has the next line
+            shown = [result for result in shown if not result.predicted_at_head]
+        if measured := [result.metrics[metric] for result in shown]:
             intervals = sum(row.n for row in measured)
             lines.append(said.format(sum(row.value * row.n for row in measured) / intervals, intervals))
-    return lines
+    return [*lines, *_disagreements(results)]
+
+
+def _disagreements(results: Sequence[CellResult]) -> Iterator[str]:
+    apart = [result for result in results if result.bands_disagree]
+    if not apart:
+        return
+    apart.sort(key=lambda result: -abs(result.value(IN_BAND) - result.value(LOOKS_III)))  # stable
+    several = len({result.seed for result in apart}) > 1
+    named = "; ".join(
+        f"{result.cell.config.label}{f', seed {result.seed}' if several else ''} ({result.bands_disagree})"
+        for result in apart[:_NAMED]
+    )
+    which = "it is" if len(apart) == 1 else "most of all" if len(apart) > _NAMED else "they are"
+    place = scores_at(result.cell.config for result in apart)
+    yield (
+        f"The band at the {place} and the updates made tell {len(apart)} of {len(results)} runs differently; {which} "
+        f"{named}."
+    )
 
 
 def _of(checks: Sequence[Check]) -> str:
@@ -101,25 +126,33 @@ def _of(checks: Sequence[Check]) -> str:
 def _missing(without: Setting | None, setting: Setting) -> str:
     if without is None:
         return "there is no cell without RC"
-    states = [f"{name} is {s.word}" for s, name in ((without, "without RC"), (setting, "with RC")) if s.word != "ok"]
+    both = {"without RC": without.word, "with RC": setting.word}
+    states = [f"{name} is {word}" for name, word in both.items() if word != State.OK]
     return " and ".join(f"the cell {state}" for state in states)
 
 
-def _checks(without: Setting, setting: Setting, unit: str) -> tuple[Check, ...]:
+def _checks(without: Setting, setting: Setting) -> tuple[Check, ...]:
     return (
         _inside(without, setting),
-        _drift("winner preserved", "z_w", DRIFT_W, 1, without, setting, unit),
-        _drift("loser suppressed", "z_l", DRIFT_L, -1, without, setting, unit),
+        _drift("winner preserved", "z_w", DRIFT_W, 1, without, setting),
+        _drift("loser suppressed", "z_l", DRIFT_L, -1, without, setting),
         _accuracy(without, setting),
     )
 
 
 def _inside(without: Setting, setting: Setting) -> Check:
-    claim = "inside the band"
-    before, after = without.metric(IN_BAND), setting.metric(IN_BAND)
+    claim = "inside the band of the update"
+    before, after = without.metric(IN_TRUE_BAND), setting.metric(IN_TRUE_BAND)
+    head, head_after = without.metric(IN_BAND), setting.metric(IN_BAND)
+    place = f"at the {scores_at([without.config, setting.config])}"
+    beside = ""
+    if before is None or after is None:  # nobody looked at fresh pairs
+        claim, before, after = f"inside the band {place}", head, head_after
+    elif head is not None and head_after is not None:
+        beside = f" ({place} {head.value:.0%} and {head_after.value:.0%})"
     if before is None or after is None:
         return Check(claim, "unclear", "no step records")
-    text = f"{before.value:.0%} of steps without RC, {after.value:.0%} with it"
+    text = f"{before.value:.0%} of steps without RC, {after.value:.0%} with it{beside}"
     already: Verdict = "held" if before.value >= INSIDE else "not held"
     if after.value >= INSIDE:
         return Check(claim, "held", f"{text}; so it was without RC" if already == "held" else text, already)
@@ -127,10 +160,11 @@ def _inside(without: Setting, setting: Setting) -> Check:
     return Check(claim, "not held", f"{text}: {helped}", already)
 
 
-def _drift(claim: str, symbol: str, metric: str, wanted: int, without: Setting, setting: Setting, unit: str) -> Check:
+def _drift(claim: str, symbol: str, metric: str, wanted: int, without: Setting, setting: Setting) -> Check:
     before, after = without.metric(metric), setting.metric(metric)
     if before is None or after is None:
         return Check(claim, "unclear", "not evaluated")
+    unit = likelihood_unit([setting.config])
     digits = 1 if unit == "nats" else 3
     text = f"{symbol} {_signed(before.value, digits)} {unit} without RC, {_signed(after.value, digits)} with it"
     verdict, already = _moved(after, wanted), _moved(before, wanted)
@@ -154,7 +188,7 @@ def _accuracy(without: Setting, setting: Setting) -> Check:
     if before is None or after is None or delta is None:
         return Check(claim, "unclear", "not evaluated")
     shares = f"{before.value:.1%} without RC, {after.value:.1%} with it"
-    text = f"{shares} ({_signed(100 * delta.value, 1)} points)"
+    text = f"{shares} ({_signed(percent(delta.value), 1)} points)"
     error = _error(delta)
     if math.isnan(error) or abs(delta.value) <= error:
         return Check(claim, "unclear", f"{text}: no clear difference")

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rcray.config import RunConfig
-from rcray.config.benchmarks import ALPACA_EVAL, BENCHMARKS, SAMPLES
+from rcray.config.benchmarks import ALPACA_EVAL, BENCHMARKS, PREFERENCE, PREFERENCE_ACCURACY, SAMPLES
 from rcray.records.evaluation import MetricRow
+from rcray.records.states import State
 
-ACCURACY, MARGIN = "preference/accuracy", "preference/margin"
+ACCURACY, MARGIN = PREFERENCE_ACCURACY, f"{PREFERENCE}/margin"
 DRIFT_W, DRIFT_L = "preference/drift_w", "preference/drift_l"
 RANKING, RANKING_PER_TOKEN = "preference/ranking", "preference/ranking_per_token"
 DYNAMICS = "dynamics/"  # in front of everything the step records say
@@ -35,7 +36,7 @@ class Measurement:
     error: float = math.nan  # standard error
     n: int = 0
     unit: str = ""  # share, nats, nats/token, seconds, ...; empty for a plain number
-    status: str = "ok"
+    status: str = State.OK  # or a word for why there is no value, such as `open` or `unbounded`
     reason: str = ""
     interval: tuple[float, float] = (math.nan, math.nan)  # 95%
     protocol: tuple[tuple[str, str], ...] = ()  # task version, shots and so on, where they were written down
@@ -45,12 +46,19 @@ class Measurement:
     @property
     def ok(self) -> bool:
         """Whether this is a score."""
-        return self.status == "ok" and math.isfinite(self.value)
+        return self.status == State.OK and math.isfinite(self.value)
 
 
 def likelihood_unit(configs: Iterable[RunConfig]) -> str:
-    """The unit of likelihoods under the runs' reduction."""
-    return "nats/token" if {config.likelihood for config in configs} == {"mean"} else "nats"
+    """The unit of likelihoods under the runs' reduction; both names where there are sums and means."""
+    units = {"nats/token" if config.likelihood == "mean" else "nats" for config in configs}
+    return " or ".join(sorted(units)) or "nats"
+
+
+def scores_at(configs: Iterable[RunConfig]) -> str:
+    """Where the runs' band as the paper plots it is measured; both places where they differ."""
+    places = {config.calibration.scores_at for config in configs}
+    return places.pop() if len(places) == 1 else "head or adapters"
 
 
 def evaluation_rows(run: str, config: RunConfig, rows: Iterable[MetricRow]) -> Iterator[Measurement]:

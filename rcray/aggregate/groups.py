@@ -14,7 +14,7 @@ from rcray.aggregate.collect import CellResult, Metric
 from rcray.aggregate.estimates import Estimate, estimate
 from rcray.aggregate.frame import DYNAMICS, Measurement
 from rcray.aggregate.paired import paired_error
-from rcray.aggregate.tables import Column, Entry, Row
+from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.config import RunConfig, content_key, flatten, identity
 from rcray.config.models import table_name
 from rcray.records.states import State
@@ -52,7 +52,7 @@ class Setting:
     def word(self) -> str:
         """What to print in place of numbers: `ok` as soon as one seed has a result."""
         if self.finished:
-            return "ok"
+            return State.OK
         states = {result.status for result in self.results}
         return "/".join(state for state in State if state in states)
 
@@ -102,7 +102,7 @@ class Setting:
             return NO_RECORDS if metric.startswith(DYNAMICS) else NOT_EVALUATED
         bad = [row for row in rows if not row.ok]
         if bad:
-            word = bad[0].status if bad[0].status != "ok" else "degenerate"
+            word = bad[0].status if bad[0].status != State.OK else State.DEGENERATE
             return word if len(bad) == len(rows) else f"{len(bad)} of {len(rows)} {word}"
         return MIXED if len({row.protocol for row in rows}) > 1 else ""
 
@@ -152,6 +152,29 @@ def setting_rows(comparisons: Iterable[Comparison], entries: Callable[[Setting],
         for c in comparisons
         for setting in c.settings
     )
+
+
+#: Under every table whose rows are several seeds.
+OVER_SEEDS = "Mean ± sample standard deviation over seeds."
+
+
+def settings_table(
+    name: str,
+    title: str,
+    note: str,
+    comparisons: Sequence[Comparison],
+    columns: Sequence[Column],
+    other: Callable[[Setting, Column], Entry | None] = lambda setting, column: None,
+) -> Table:
+    """A row for each setting, with what the frame has for each column; `other` says what stands there instead."""
+    several = has_seeds(setting for c in comparisons for setting in c.settings)
+
+    def entries(setting: Setting) -> list[Entry]:
+        return [other(setting, column) or setting.entry(column.metric, several) for column in columns]
+
+    notes = (note, OVER_SEEDS) if several else (note,)
+    rows = setting_rows(comparisons, entries)
+    return Table(title, notes, (*HEADS, *columns), rows, "std" if several else "stderr", name)
 
 
 def compare(results: Sequence[CellResult]) -> list[Comparison]:
@@ -207,10 +230,11 @@ def paired_differences(without: Setting | None, with_rc: Setting | None, metric:
 
 
 def comparable(one: Setting, other: Setting, metric: Metric) -> bool:
-    """Whether benchmarks were measured in the same way on both."""
+    """Whether a metric was measured in the same way on both: a benchmark's protocol, sums or means of likelihoods."""
     keys = (metric,) if isinstance(metric, str) else metric
     return all(
-        len({row.protocol for setting in (one, other) for row in setting.measured(key).values()}) <= 1 for key in keys
+        len({(row.protocol, row.unit) for setting in (one, other) for row in setting.measured(key).values()}) <= 1
+        for key in keys
     )
 
 

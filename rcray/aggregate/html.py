@@ -37,10 +37,10 @@ _UNIQUE = 12  # values of a fact that are spelled out
 _SYMBOL = re.compile(r"(?<![A-Za-z0-9_&])(Δ?[A-Za-zλ]\u0303?)_([wl])(?![A-Za-z0-9_])")
 _WORDS = (
     *((f"pathway {name}", "", meaning) for name, meaning in PATHWAYS.items()),
-    ("degenerate", "", "training or evaluation met non-finite values or answers without content: there is no score"),
-    ("oom", "", "the run went out of memory"),
-    ("stopped", "", "a search has seen enough of it, and went on without it"),
-    ("pending", "", "not started"),
+    (State.DEGENERATE, "", "non-finite values in training or evaluation, or answers without content: no score"),
+    (State.OOM, "", "the run went out of memory"),
+    (State.STOPPED, "", "a search has seen enough of it, and went on without it"),
+    (State.PENDING, "", "not started"),
     ("not evaluated", "", "the run is finished, and this was not measured"),
     ("not planned", "", "no experiment of this report contains this training"),
     ("mixed protocols", "", "measured with different task versions, shots or templates: not put into one number"),

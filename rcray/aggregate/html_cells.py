@@ -27,6 +27,7 @@ class CellBlock:
     label: str
     progress: str
     error: str
+    note: str
     metrics: list[tuple[object, ...]]  # name, value, standard error, interval, n, protocol
     dynamics: str
     siblings: list[tuple[str, int]]  # run id and seed
@@ -56,6 +57,7 @@ def _block(result: CellResult, folder: Path, siblings: Sequence[CellResult], spe
         label=result.cell.label,
         progress=f"{result.step} of {result.total_steps or '?'} steps, {duration(result.seconds, 1)}",
         error=result.error,
+        note=result.note,
         metrics=list(_metrics(result)) if spelled_out and result.ok else [],
         dynamics=dynamics_sentence(result) if result.recorded else "",
         siblings=[(r.cell.run_id, r.seed) for r in siblings if r.cell.run_id != result.cell.run_id],
@@ -78,7 +80,8 @@ def _metrics(result: CellResult) -> Iterator[tuple[object, ...]]:
 
 def dynamics_sentence(result: CellResult) -> str:
     """The step records of a run in words."""
-    inside = f"{result.value(IN_BAND):.0%} inside the band at the head or the last adapters"
+    calibration = result.cell.config.calibration
+    inside = f"{result.value(IN_BAND):.0%} inside the band at the {calibration.scores_at}"
     said = f"{result.value(STEPS):.0f} steps recorded, {inside}."
     for name, metrics in (("predicted", PREDICTED), ("realised on the probe set", REALISED)):
         shares = {word: row.value for word, key in metrics.items() if (row := result.measurement(key)) and row.ok}
@@ -89,6 +92,8 @@ def dynamics_sentence(result: CellResult) -> str:
     changes = [result.value(metric) for metric in (CHANGE_W, CHANGE_L)]
     if all(map(math.isfinite, changes)):
         said += " Probe set: z_w {:+.2f}, z_l {:+.2f} since its first measurement.".format(*changes)
-    if result.value(SKIPPED):
+    if result.bands_disagree:
+        said += f" The band at the {calibration.scores_at} and the updates made disagree ({result.bands_disagree})."
+    if result.value(SKIPPED) and not calibration.steers_by_update:  # there it is only the head that saw nothing
         said += f" Calibration left {result.value(SKIPPED):.0%} of steps alone."
     return said

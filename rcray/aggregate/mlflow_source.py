@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 # What a report reads of a run, beside its records; everything else (weights, checkpoints, figures) stays on the server.
-_PART = re.compile(r"dynamics/part-\d+-\d+\.parquet")
 _ITEMS = re.compile(r"items/([0-9A-Za-z-]+)\.parquet")
-_PARTS, _WHOLE = "dynamics", "dynamics.parquet"  # step records as they lie in a store, or in one piece
+_RECORDS = "dynamics.parquet"  # step records in one piece, as they are delivered
 
 
 def fetch_runs(uri: str, experiments: Sequence[str], cells: Sequence[Cell], folder: Path) -> Store:
@@ -73,13 +72,13 @@ def _download(client: "MlflowClient", mlflow_run: str, run: RunDir) -> None:
     for entry in client.list_artifacts(mlflow_run):
         if entry.path in run.records:
             client.download_artifacts(mlflow_run, entry.path, str(run.path))
-        elif entry.path in (_PARTS, "items"):  # one by one: the names are the server's, only our own kind is taken
+        elif entry.path == "items":  # one by one: the names are the server's, only our own kind is taken
             for part in client.list_artifacts(mlflow_run, entry.path):
-                if _PART.fullmatch(part.path) or _ITEMS.fullmatch(part.path):
-                    target = run.path / part.path
+                if named := _ITEMS.fullmatch(part.path):
+                    target = run.items(named[1])
                     target.parent.mkdir(exist_ok=True)
                     Path(client.download_artifacts(mlflow_run, part.path, str(run.path))).rename(target)
-        elif entry.path == _WHOLE:
+        elif entry.path == _RECORDS:
             whole = Path(client.download_artifacts(mlflow_run, entry.path, str(run.path)))
             steps = pq.read_table(whole, columns=["step"])["step"].to_pylist()
             if steps:

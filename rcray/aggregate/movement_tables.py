@@ -6,15 +6,15 @@ import numpy as np
 
 from rcray.aggregate import movement
 from rcray.aggregate.frame import ACCURACY, RANKING, RANKING_PER_TOKEN
-from rcray.aggregate.groups import HEADS, Comparison, Setting, has_seeds, setting_rows
+from rcray.aggregate.groups import Comparison, Setting, settings_table
 from rcray.aggregate.movement import TurningPoint, movement_path, turning_point
 from rcray.aggregate.tables import Column, Entry, Table
-
-_SEEDS = "Mean ± sample standard deviation over seeds."
 
 
 def movement_table(comparisons: Sequence[Comparison]) -> Table | None:
     """KL, entropy and likelihoods per token at the end of training against its start; None where nobody measured."""
+    if not _was_measured(comparisons):
+        return None
 
     def change(column: str, title: str, help: str) -> Column:
         metric = movement.CHANGES[column]
@@ -29,19 +29,19 @@ def movement_table(comparisons: Sequence[Comparison]) -> Table | None:
         change("probe_logp_other", "Δ other's (nats/token)", "change of another prompt's chosen answer"),
         change("probe_logp_shuffled", "Δ shuffled (nats/token)", "change of the chosen answer with its words shuffled"),
     )  # fmt: skip
-    return _table(
-        comparisons,
-        columns,
-        "movement",
-        "How far it moved, and where the probability went",
+    note = (
         "Probe set, last measurement against the first, per token. The likeliest token rising while the chosen answer "
         "falls is squeezing: mass goes to what the model says anyway. Another prompt's answer or shuffled words rising "
-        "with the chosen answer: mass goes to no better text.",
+        "with the chosen answer: mass goes to no better text."
     )
+    title = "How far it moved, and where the probability went"
+    return settings_table("movement", title, note, comparisons, columns)
 
 
 def frontier_table(comparisons: Sequence[Comparison]) -> Table | None:
     """What every cell gained for its distance, and where that turned; None where nobody measured."""
+    if not _was_measured(comparisons):
+        return None
     results = [result for c in comparisons for setting in c.settings for result in setting.finished]
     ranked = {
         key: (title, help)
@@ -68,32 +68,23 @@ def frontier_table(comparisons: Sequence[Comparison]) -> Table | None:
                metric=movement.ROOT_KL_AT_BEST, digits=3),
         Column("turning_point", "Turns at √KL", "where the fitted gain is largest", digits=3),
     )  # fmt: skip
-    return _table(
-        comparisons,
-        columns,
-        "frontier",
-        "What was gained for the distance",
+    note = (
         "Share of pairs whose margin grew, against the root of the KL to the start model. The turning "
         "point is that of the fit gain = d (a − b log d) over the probes of all seeds: it needs six of them, "
-        "half of the spread explained, and a maximum between the points.",
+        "half of the spread explained, and a maximum between the points."
     )
+    title = "What was gained for the distance"
+    return settings_table("frontier", title, note, comparisons, columns, _turning_point)
 
 
-def _table(
-    comparisons: Sequence[Comparison], columns: Sequence[Column], name: str, title: str, note: str
-) -> Table | None:
-    settings = [setting for c in comparisons for setting in c.settings]
-    if not any(movement.KL in result.metrics for setting in settings for result in setting.finished):
-        return None
-    several = has_seeds(settings)
-    rows = setting_rows(comparisons, lambda setting: [_entry(column, setting, several) for column in columns])
-    notes = (note, _SEEDS) if several else (note,)
-    return Table(title, notes, (*HEADS, *columns), rows, "std" if several else "stderr", name)
+def _was_measured(comparisons: Sequence[Comparison]) -> bool:
+    return any(movement.KL in r.metrics for c in comparisons for setting in c.settings for r in setting.finished)
 
 
-def _entry(column: Column, setting: Setting, several: bool) -> Entry:
+def _turning_point(setting: Setting, column: Column) -> Entry | None:
+    """The one column that is no metric."""
     if column.metric:
-        return setting.entry(column.metric, several)
+        return None
     turn = turn_of(setting)
     if isinstance(turn, TurningPoint):
         return Entry(value=turn.at, runs=setting.run_ids)

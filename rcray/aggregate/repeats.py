@@ -11,6 +11,7 @@ from rcray.aggregate import published
 from rcray.aggregate.paper import BENCHMARK_TABLES, DIGITS, TableSpec, objective_title
 from rcray.aggregate.places import DEFAULT_BETA
 from rcray.aggregate.published import AVERAGE, Place
+from rcray.aggregate.tables import percent
 from rcray.config.benchmarks import benchmark_title
 from rcray.config.models import model_title
 
@@ -54,7 +55,7 @@ def repeats() -> tuple[Repeat, ...]:
 
 
 def _points(score: published.Score) -> float:
-    return round(100 * score.value, DIGITS)  # as printed: a share has rounding in its last bits
+    return round(percent(score.value), DIGITS)  # as printed: a share has rounding in its last bits
 
 
 def repeat_notes(spec: TableSpec) -> list[str]:

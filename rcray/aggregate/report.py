@@ -62,13 +62,21 @@ def build_report(
     `command` is what was asked for, up to the choice of cells; empty: nobody knows.
     """
     folder = store.experiment(experiment.name)
-    origins = origins_of([(command, cells)])
+    origins = origins_of([(command, experiment, cells)])
     return write_report(folder, [experiment], collect(store, cells, read_stopped(folder)), origins, figures=figures)
 
 
-def origins_of(asked: Iterable[tuple[Sequence[str], Sequence[Cell]]]) -> tuple[Origin, ...]:
+def origins_of(asked: Iterable[tuple[Sequence[str], Experiment, Sequence[Cell]]]) -> tuple[Origin, ...]:
     """The commands behind cells, where they are known."""
-    return tuple(Origin(tuple(command), tuple(cell.run_id for cell in cells)) for command, cells in asked if command)
+    return tuple(
+        Origin(
+            tuple(command),
+            tuple(cell.run_id for cell in cells),
+            experiment.search is not None and experiment.search.method == "optuna",
+        )
+        for command, experiment, cells in asked
+        if command
+    )
 
 
 def write_report(
@@ -79,11 +87,13 @@ def write_report(
     *,
     figures: bool = True,
     is_ours: bool = True,
+    no_command: str = Subject.no_command,
 ) -> Report:
     """Writes the report of one or more experiments; a run that several of them share counts once.
 
     Cells without a result are in every table by their status. In a folder that is ours, files of an earlier report that
-    this one does not write again are removed, so that it never shows what is no longer part of it.
+    this one does not write again are removed, so that it never shows what is no longer part of it. `no_command` is why
+    the page offers no command to run cells, where it does not.
     """
     from rcray.aggregate.html import Page
 
@@ -93,17 +103,17 @@ def write_report(
     unit = likelihood_unit(result.cell.config for result in results)
     pairs = estimator_pairs(results)
     catalogue = catalogue_of_runs(title, results, comparisons, pairs)
-    findings = check_claims(comparisons, unit)
+    findings = check_claims(comparisons)
     said = [
         *overall(findings, results),
-        *verdict(comparisons, unit),
+        *verdict(comparisons),
         *(
             f"{one.table.title}: {one.within} of {one.compared} differences are within one combined error."
             for one in catalogue.beside
         ),
     ]
     page = Page(folder, name, title, description, catalogue, results, findings[:_CARDS], said)
-    write_explore(folder, Subject(name, title, description, origins), results)
+    write_explore(folder, Subject(name, title, description, origins, no_command), results)
 
     if not figures:
         return _write(page, (), is_ours)

@@ -2,15 +2,25 @@
 
 from collections.abc import Iterable, Sequence
 
-from rcray.aggregate.collect import CellResult
+from rcray.aggregate.collect import CellResult, by_looks
 from rcray.aggregate.estimates import Estimate, difference_entry, error_notes, p_entry
-from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, RANKING, RANKING_PER_TOKEN, likelihood_unit
+from rcray.aggregate.frame import (
+    ACCURACY,
+    DRIFT_L,
+    DRIFT_W,
+    MARGIN,
+    RANKING,
+    RANKING_PER_TOKEN,
+    likelihood_unit,
+    scores_at,
+)
 from rcray.aggregate.groups import MIXED, Comparison, Setting, compare, difference, has_seeds, paired_differences
 from rcray.aggregate.mixtures import mark
 from rcray.aggregate.summary import IN_BAND, PREDICTED, REALISED
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.config.models import table_name
 from rcray.records.columns import PATHWAYS
+from rcray.records.states import State
 
 _DELTA, _P = "accuracy_delta_points", "p"
 
@@ -64,6 +74,7 @@ def _difference(comparison: Comparison, setting: Setting) -> Estimate | None:
 def _columns(results: Sequence[CellResult], several: bool, paired: bool) -> tuple[Column, ...]:
     ranked = {key: any(key in result.metrics for result in results) for key in (RANKING, RANKING_PER_TOKEN)}
     unit = likelihood_unit(result.cell.config for result in results)
+    place = scores_at(result.cell.config for result in results)
     digits = 2 if unit == "nats" else 3
     return (
         Column("objective", "Objective", "preference objective", align="left"),
@@ -77,7 +88,7 @@ def _columns(results: Sequence[CellResult], several: bool, paired: bool) -> tupl
         *drift_columns(unit, digits),
         Column("margin_nats", f"Margin ({unit})", "held-out margin m~ = z~_w - z~_l, against the reference",
                metric=MARGIN, digits=digits, sign=True, spread=True),
-        Column("in_band_percent", "In band (%)", "steps inside the band as the head or the last adapters see it",
+        Column("in_band_percent", f"In band, {place} (%)", f"steps inside the paper's band at the {place}",
                metric=IN_BAND, percent=True, spread=several, bar=True),
         *(
             Column(f"pathway_{name}_percent", f"{name} (%)", f"intervals predicted on ({name}): {PATHWAYS[name]}",
@@ -121,11 +132,11 @@ def _row(
 
 
 def _delta(without: Setting | None, setting: Setting, several: bool, delta: Estimate | None) -> Entry:
-    if setting.calibrated and setting.word != "ok":
+    if setting.calibrated and setting.word != State.OK:
         return Entry(setting.word, tone="status", runs=setting.run_ids)
     if without is None:
         return Entry("–", tone="absent")
-    if without.word != "ok":
+    if without.word != State.OK:
         return Entry(f"w/o {without.word}", tone="status")
     if delta is None:
         word = setting.problem(ACCURACY) or without.problem(ACCURACY) or MIXED
@@ -159,12 +170,14 @@ def _notes(results: Sequence[CellResult], several: bool, deltas: Sequence[Estima
     if several:
         yield "p: two-sided paired t-test over seeds of the accuracy, with RC against without."
     yield from error_notes("Δ RC", several, deltas)
-    pathways = "; ".join(f"({name}) {PATHWAYS[name]}" for name in ("i", "ii", "iii"))
-    yield (
-        f"Pathways: {pathways}; predicted for fresh pairs by the updates made, realised on the probe set, in shares of "
-        "intervals. In band: shares of steps, by the paper's band at the head or the last adapters."
-    )
     finished = [result for result in results if result.ok and result.recorded]
+    pathways = "; ".join(f"({name}) {PATHWAYS[name]}" for name in ("i", "ii", "iii"))
+    at_head = f"by the paper's band at the {scores_at(configs)}"
+    predicted = by_looks(results, "for fresh pairs by the updates made", at_head)
+    yield (
+        f"Pathways: {pathways}; predicted {predicted}, realised on the probe set, in shares of intervals. In "
+        f"band: shares of steps, {at_head}."
+    )
     shares = {name: [r.value(PREDICTED[name]) for r in finished] for name in ("reversed", "undefined")}
     other = {name: max((v for v in values if v == v), default=0) for name, values in shares.items()}  # no NaN
     if most := ", ".join(f"{name} up to {share:.1%}" for name, share in other.items() if share):

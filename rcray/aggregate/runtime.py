@@ -8,7 +8,7 @@ from rcray.aggregate.groups import NO_RECORDS, NOT_PLANNED, Comparison, Setting
 from rcray.aggregate.paper import PUBLISHED_NOTES, RUNTIME_MODELS, RUNTIME_OBJECTIVES, objective_title
 from rcray.aggregate.published import AVERAGE, Overhead
 from rcray.aggregate.summary import SECONDS
-from rcray.aggregate.tables import Column, Entry, Row, Table
+from rcray.aggregate.tables import Column, Entry, Row, Table, percent
 from rcray.config.models import model_title
 
 _METRICS = ("w/o RC Time", "w/ RC Time", "Δ Time", "Δ (%)")
@@ -57,7 +57,7 @@ def _overhead(without: float | str, with_rc: float | str, runs: tuple[str, ...] 
     if isinstance(without, str) or isinstance(with_rc, str):
         return Overhead(without, with_rc, runs=runs)
     minutes = with_rc - without
-    return Overhead(without, with_rc, minutes, 100 * minutes / without if without else None, runs)
+    return Overhead(without, with_rc, minutes, minutes / without if without else None, runs)
 
 
 def _minutes(setting: Setting) -> float | str:
@@ -110,12 +110,12 @@ def _time(minutes: float | str, runs: tuple[str, ...]) -> Entry:
 def _signed_time(time: Overhead) -> Entry:
     if time.minutes is None:
         return _UNKNOWN
-    sign = "-" if time.minutes < 0 or (time.minutes == 0 and (time.percent or 0) < 0) else "+"
+    sign = "-" if time.minutes < 0 or (time.minutes == 0 and (time.share or 0) < 0) else "+"
     return Entry(f"{sign}{hours_and_minutes(abs(time.minutes))}", value=time.minutes)
 
 
 def _percent(time: Overhead) -> Entry:
-    return _UNKNOWN if time.percent is None else Entry(f"{time.percent:+.1f}%", value=time.percent)
+    return _UNKNOWN if time.share is None else Entry(f"{percent(time.share):+.1f}%", value=percent(time.share))
 
 
 def hours_and_minutes(minutes: float) -> str:

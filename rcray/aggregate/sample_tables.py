@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.groups import HEADS, Comparison, has_seeds, setting_rows
+from rcray.aggregate.groups import Comparison, settings_table
 from rcray.aggregate.tables import Column, Table
 from rcray.config.benchmarks import SAMPLES
 from rcray.errors import StoreError
@@ -25,7 +25,6 @@ class RunSamples:
 
 def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
     """Length, repetition and flagged answers of both models; None where no run was asked for samples."""
-    settings = [setting for c in comparisons for setting in c.settings]
     columns = tuple(
         Column(f"{name}_{side}", f"{title}, {side}{unit}", help, metric=f"{SAMPLES}/{name}_{side}", digits=1,
                percent=bool(unit), spread=True)
@@ -36,21 +35,15 @@ def samples_table(comparisons: Sequence[Comparison]) -> Table | None:
         )
         for side in ("start", "trained")
     )  # fmt: skip
-    if not any(column.metric in r.metrics for setting in settings for r in setting.finished for column in columns):
+    finished = [result for c in comparisons for setting in c.settings for result in setting.finished]
+    if not any(column.metric in result.metrics for result in finished for column in columns):
         return None
-    several = has_seeds(settings)
-    return Table(
-        title="Answers to held-out prompts, before and after",
-        notes=(
-            "Every prompt is answered greedily and by one draw at temperature 1, by the start model and by the trained "
-            "one. Flagged: no word in it, broken characters, one passage again and again, another script or language "
-            "than that of the chosen answer.",
-        ),
-        columns=(*HEADS, *columns),
-        rows=setting_rows(comparisons, lambda s: [s.entry(column.metric, several) for column in columns]),
-        spread_name="std" if several else "stderr",
-        name="samples",
+    note = (
+        "Every prompt is answered greedily and by one draw at temperature 1, by the start model and by the trained "
+        "one. Flagged: no word in it, broken characters, one passage again and again, another script or language than "
+        "that of the chosen answer."
     )
+    return settings_table("samples", "Answers to held-out prompts, before and after", note, comparisons, columns)
 
 
 def samples_of_runs(results: Iterable[CellResult]) -> list[RunSamples]:

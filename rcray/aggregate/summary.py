@@ -16,6 +16,7 @@ import numpy as np
 from rcray.aggregate.frame import DYNAMICS, SHARE, Measurement
 from rcray.errors import StoreError
 from rcray.records.columns import PATHWAYS, pathway_of
+from rcray.records.states import State
 from rcray.store import RunDir
 
 STEPS, SECONDS, RHO = f"{DYNAMICS}steps", f"{DYNAMICS}seconds", f"{DYNAMICS}rho"
@@ -24,6 +25,7 @@ LOG_R, LOG_R_STAR = f"{DYNAMICS}log_r", f"{DYNAMICS}log_r_star"  # means over th
 #: The band of the update that is made, in log r: its edges as medians, and the share of steps inside.
 TRUE_LOWER, TRUE_UPPER = f"{DYNAMICS}true_band_lower", f"{DYNAMICS}true_band_upper"
 IN_TRUE_BAND = f"{DYNAMICS}in_true_band"
+LOOKS_III = f"{DYNAMICS}looks_iii"  # share of the looks whose pairs moved along pathway iii
 OPEN = "open"  # an edge that is nowhere near
 RATIO_COLUMNS = ("log_r", "log_r_star", "true_band_lower", "true_band_upper")
 #: Shares by pathway: of the intervals between looks, of those between two probes, of the steps as the head's band sees.
@@ -33,6 +35,7 @@ AT_HEAD = {name: f"{DYNAMICS}head_{name}" for name in PATHWAYS}
 AGREEMENT = f"{DYNAMICS}agreement"  # share of the intervals whose realised pathway is the predicted one
 AGREEMENT_HEAD = f"{DYNAMICS}agreement_head"  # the same, of the pathway that the head's band names most often
 NO_LOOKS = "no looks"
+LOOKS = f"{DYNAMICS}looks"  # how many; of records from before looks none, and the head's pathways stand for predicted
 CHANGE_W, CHANGE_L = f"{DYNAMICS}probe_change_w", f"{DYNAMICS}probe_change_l"  # last measurement minus first
 _CONFUSION = f"{DYNAMICS}intervals/"  # predicted/realised: how many probe intervals
 
@@ -49,7 +52,7 @@ RHO_CORRELATION = f"{DYNAMICS}full/rho_correlation"  # Pearson's, of the two cos
 #: What every report reads; a ledger that is exported has no others but those that figures draw.
 SUMMARY_COLUMNS = (
     "step", "in_band", "pathway_head", "pathway_predicted", "pathway_realised", "predicted_dz_w", "predicted_dz_l",
-    "probe_z_w", "probe_z_l", "skipped", "rho", "seconds",
+    "probe_z_w", "probe_z_l", "skipped", "rho", "seconds", "fresh_drift_w",
 )  # fmt: skip
 
 
@@ -69,12 +72,16 @@ def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: 
     realised = [word for word in records["pathway_realised"] if word]
 
     def row(metric: str, value: float, unit: str = "", n: int = steps) -> Measurement:
-        status = "ok" if math.isfinite(value) else "non-finite"
+        status = State.OK if math.isfinite(value) else "non-finite"
         return Measurement(run.run_id, metric, float(value), n=n, unit=unit, status=status)
 
     yield row(STEPS, steps, "steps")
+    yield row(LOOKS, np.isfinite(records["predicted_dz_w"]).sum(), "looks")
     yield row(SECONDS, np.nansum(records["seconds"]), "seconds")
     yield row(IN_BAND, np.mean(records["in_band"]), SHARE)
+    seen = [word for word in records["pathway_predicted"] if word] if _has_looks(records) else []
+    if seen:
+        yield row(LOOKS_III, seen.count("iii") / len(seen), SHARE, len(seen))
     said = list(records["pathway_head" if _has_looks(records) else "pathway_predicted"])
     for metrics, words in ((PREDICTED, foreseen), (REALISED, realised), (AT_HEAD, said)):
         counts = Counter(word if word in PATHWAYS else "undefined" for word in words)
@@ -94,8 +101,8 @@ def dynamics_rows(run: RunDir, probe_every: int, total_steps: int | None, unit: 
         yield row(AGREEMENT, sum(i.predicted == i.realised for i in judged) / len(judged), SHARE, len(judged))
     if judged:
         yield row(AGREEMENT_HEAD, sum(i.at_head == i.realised for i in judged) / len(judged), SHARE, len(judged))
-    for (word, seen), count in Counter((i.predicted, i.realised) for i in judged if i.predicted).items():
-        yield row(f"{_CONFUSION}{word}/{seen}", count, "intervals", len(foreseen))
+    for (word, came), count in Counter((i.predicted, i.realised) for i in judged if i.predicted).items():
+        yield row(f"{_CONFUSION}{word}/{came}", count, "intervals", len(foreseen))
     if ratios:
         yield from ratio_rows(run.run_id, records)
     if both:
@@ -122,7 +129,9 @@ class Interval:
 def judged_intervals(records: Mapping[str, np.ndarray], probe_every: int, finished: bool) -> list[Interval]:
     """The intervals that both looks and probes bound; by probes alone where there were no looks.
 
-    Records from before looks have the head's pathway in place of the prediction.
+    A look that foresees nothing (the first, also after a resumption without the last look's weights) leaves its stretch
+    unknown: an interval with one inside is left out. Records from before looks have the head's pathway in place of the
+    prediction.
     """
     words = list(records["pathway_realised"])
     if not _has_looks(records):
@@ -132,11 +141,14 @@ def judged_intervals(records: Mapping[str, np.ndarray], probe_every: int, finish
     looked = np.isfinite(records["predicted_dz_w"])
     if not looked.any():
         return [Interval("", b, a) for a, b in intervals(at_head, words, probe_every, finished)]
+    blind = np.isfinite(records["fresh_drift_w"]) & ~looked
     last = len(words) - 1 if finished else len(words)  # probed after its update, where no look is
     ends = [i for i, word in enumerate(words) if i < last and (i == 0 or (word and looked[i]))]
     judged = []
     for start, end in pairwise(ends):
         inside = slice(start + 1, end + 1)
+        if blind[inside].any():
+            continue
         move, change = (
             [float(np.nansum(records[f"predicted_dz_{side}"][inside])) for side in "wl"],
             [float(records[f"probe_z_{side}"][end] - records[f"probe_z_{side}"][start]) for side in "wl"],
@@ -202,7 +214,7 @@ def ratio_rows(run: str, records: Mapping[str, np.ndarray]) -> Iterator[Measurem
     for metric, edge in ((TRUE_LOWER, lower), (TRUE_UPPER, upper)):
         # not the mean of the two in the middle, which may be infinite on both sides
         median = float(np.quantile(np.repeat(edge[looks], stands_for), 0.5, method="lower"))
-        status = "ok" if math.isfinite(median) else OPEN
+        status = State.OK if math.isfinite(median) else OPEN
         yield Measurement(run, metric, median, n=len(looks), unit="nats", status=status)
 
 
@@ -225,7 +237,7 @@ def full_rows(run: str, records: Mapping[str, np.ndarray]) -> Iterator[Measureme
         (WIDTH_GAP, np.median(gaps) if len(gaps) else math.nan, "nats", "unbounded"),
         (RHO_CORRELATION, np.corrcoef(rho, rho_full)[0, 1] if varies else math.nan, "", "no spread"),
     ):
-        status = "ok" if math.isfinite(value) else otherwise
+        status = State.OK if math.isfinite(value) else otherwise
         yield Measurement(run, metric, float(value), n=int(known.sum()), unit=unit, status=status)
 
 

@@ -10,13 +10,20 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import RenderableType
     from rich.table import Table as RichTable
 
 NOT_APPLICABLE = "NA"  # in CSV: a quantity that this row does not have
+Shares = TypeVar("Shares", float, "np.ndarray")
+
+
+def percent(share: Shares) -> Shares:
+    """A share (or a difference of shares) as it is printed or drawn: here, and nowhere else, it becomes percent."""
+    return 100 * share
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Column:
     metric: str = ""  # the key of the frame that it shows, where it shows one
 
     def printed(self, value: float) -> float:
-        """The value in the unit that is printed: here, and nowhere else, a share becomes percent."""
-        return 100 * value if self.percent else value
+        """The value in the unit that is printed."""
+        return percent(value) if self.percent else value
 
     def text(self, value: float, sign: bool = False) -> str:
         """The value as it is printed."""

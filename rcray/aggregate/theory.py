@@ -74,7 +74,7 @@ def regimes_table() -> Table:
     """The three regimes of the ratio axis for rho > 0."""
     low, high = r"\rho\frac{\|s_l\|}{\|s_w\|}", r"\frac{1}{\rho}\frac{\|s_l\|}{\|s_w\|}"
     plain_low, plain_high = "ρ·|s_l|/|s_w|", "(1/ρ)·|s_l|/|s_w|"
-    checked = Entry(f"100% of {POINTS}", value=100)
+    checked = Entry(f"100% of {POINTS}", value=1.0)
     rows = []
     for words, latex, signs, meaning in (
         (f"(0, {plain_low})", rf"\left(0,\, {low}\right)", "(< 0, < 0)", "(ii) both decrease"),
@@ -98,7 +98,7 @@ def regimes_table() -> Table:
             Column("regime", "Regime of d_w/d_l", align="left", latex="Regime of $d_w/d_l$"),
             Column("rates", "(dz_w/dt, dz_l/dt)", align="left", latex=r"$(\dot z_w, \dot z_l)$"),
             Column("pathway", "Pathway", align="left"),
-            Column("agreed", "Checked", digits=0),
+            Column("agreed", "Checked", percent=True, digits=0),
         ),
         rows=tuple(rows),
         name="regimes",

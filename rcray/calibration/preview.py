@@ -29,6 +29,7 @@ class AdamPreview:
     betas: tuple[float, float]
     eps: float
     decay: Tensor | float = 0.0  # what weight decay takes off in one step
+    relative: Tensor | None = None  # each coordinate's learning rate over `rate`, where groups have different ones
 
     @property
     def _unbiased(self) -> float:
@@ -42,17 +43,18 @@ class AdamPreview:
     def kept(self) -> Tensor:
         """The momentum; scaled by the second moment as it stands, since the coming gradient is not known."""
         scale = -self.rate * self.betas[0] / self._unbiased
-        return self.m.mul(scale).div_(self._root(None)).sub_(self.decay)
+        return _each(self.m.mul(scale).div_(self._root(None)), self.relative).sub_(self.decay)
 
     def per_gradient(self, gradient: Tensor) -> Tensor:
         """As torch.optim.AdamW scales it."""
-        return self._root(gradient).reciprocal_().mul_(-self.rate * (1 - self.betas[0]) / self._unbiased)
+        scale = -self.rate * (1 - self.betas[0]) / self._unbiased
+        return _each(self._root(gradient).reciprocal_().mul_(scale), self.relative)
 
     def update(self, gradient: Tensor) -> Tensor:
         """The whole update, as torch.optim.AdamW makes it."""
         first = self.betas[0]
         m = self.m.mul(first).add_(gradient, alpha=1 - first).div_(self._unbiased)
-        return m.div_(self._root(gradient)).mul_(-self.rate).sub_(self.decay)
+        return _each(m.div_(self._root(gradient)).mul_(-self.rate), self.relative).sub_(self.decay)
 
     def without(self, gradient: Tensor, ago: int) -> "AdamPreview":
         """As if a gradient had not gone into the momentum; 1: that of the last step."""
@@ -79,6 +81,7 @@ class SgdPreview:
     rate: float
     momentum: float
     decay: Tensor | float = 0.0
+    relative: Tensor | None = None
 
     @property
     def settles(self) -> float:
@@ -87,14 +90,15 @@ class SgdPreview:
 
     def kept(self) -> Tensor:
         """The momentum."""
-        return self.buffer.mul(-self.rate * self.momentum).sub_(self.decay)
+        return _each(self.buffer.mul(-self.rate * self.momentum), self.relative).sub_(self.decay)
 
     def per_gradient(self, gradient: Tensor) -> Tensor:
         """The learning rate."""
-        return torch.full_like(gradient, -self.rate)
+        return _each(torch.full_like(gradient, -self.rate), self.relative)
 
     def update(self, gradient: Tensor) -> Tensor:
         """The whole update, as torch.optim.SGD makes it."""
+        gradient = gradient if self.relative is None else gradient * self.relative
         return self.kept().add_(gradient, alpha=-self.rate)
 
     def without(self, gradient: Tensor, ago: int) -> "SgdPreview":
@@ -103,7 +107,12 @@ class SgdPreview:
 
     def traces(self, gradient: Tensor, steps: int) -> Tensor:
         """What a gradient has moved within so many steps, its own the first of them."""
-        return gradient.mul(-self.rate * _geometric(self.momentum, steps))
+        return _each(gradient.mul(-self.rate * _geometric(self.momentum, steps)), self.relative)
+
+
+def _each(update: Tensor, relative: Tensor | None) -> Tensor:
+    """With each coordinate's own learning rate, in place."""
+    return update if relative is None else update.mul_(relative)
 
 
 def _geometric(memory: float, steps: int) -> float:
@@ -115,10 +124,10 @@ class Coordinates:
     """Which entries of the trained parameters a look reads: all, or a share drawn once."""
 
     def __init__(self, parameters: Sequence[Tensor], rank: int, reduce: Reduce | None, most: int = MOST_COORDINATES):
-        sharded = any(_is_sharded(p) for p in parameters)
+        sharded = any(is_sharded(p) for p in parameters)
         self.reduce = reduce if sharded else None  # whole parameters are the same on every worker
         # Of a sharded model each worker reads its shards; what all of them hold is read by the first.
-        self.mine = [_is_sharded(p) or not sharded or rank == 0 for p in parameters]
+        self.mine = [is_sharded(p) or not sharded or rank == 0 for p in parameters]
         everything = sum(p.numel() for p in parameters)
         self.share = min(1.0, most / everything)
         self.index: list[Tensor | None] = [None] * len(parameters)
@@ -136,7 +145,16 @@ class Coordinates:
             for tensor, index, mine in zip(tensors, self.index, self.mine, strict=True)
             if mine
         ]
-        return torch.cat([part.float() for part in parts])
+        return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts])
+
+    def spread(self, values: Sequence[float], parameters: Sequence[Tensor]) -> Tensor:
+        """One number per parameter at each of its entries."""
+        counts = [
+            _local(p).numel() if index is None else len(index) for p, index in zip(parameters, self.index, strict=True)
+        ]
+        parts = zip(values, counts, self.mine, strict=True)
+        device = _local(parameters[0]).device
+        return torch.cat([torch.full((count,), value, device=device) for value, count, mine in parts if mine])
 
     def total(self, partial: Tensor) -> Tensor:
         """From a product over these entries to one over all."""
@@ -144,21 +162,24 @@ class Coordinates:
         return whole / self.share
 
 
-def _is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Where nobody imported torch's sharded tensors, which takes a second, there is none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _local(tensor: Any) -> Tensor:
-    whole: Tensor = tensor.to_local() if _is_sharded(tensor) else tensor
+    whole: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return whole
 
 
 def preview_of(
     optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], coordinates: Coordinates
 ) -> AdamPreview | SgdPreview | None:
-    """What this optimizer would do next; None where its memory cannot be read (8-bit moments, Nesterov's, others)."""
+    """What this optimizer would do next; None where its memory cannot be read.
+
+    So it is with 8-bit moments, Nesterov's, and groups that differ in anything but learning rate and weight decay.
+    """
     group: dict[str, Any] = optimizer.param_groups[0]
     flat = coordinates.flat
     states = [optimizer.state.get(p, {}) for p in parameters]
@@ -172,21 +193,26 @@ def preview_of(
             ]
         )
 
-    decays = {p: g["lr"] * g.get("weight_decay", 0.0) for g in optimizer.param_groups for p in g["params"]}
-    rates = [decays[p] for p in parameters]
-    decay: Tensor | float = 0.0
-    if len(set(rates)) > 1:
-        decay = flat([p.detach() * rate for p, rate in zip(parameters, rates, strict=True)])
-    elif rates[0]:  # of the weights only what is read is multiplied
-        decay = flat(parameters) * rates[0]
-    variants = ("amsgrad", "maximize", "nesterov", "dampening")
-    if any(g.get(name) for g in optimizer.param_groups for name in variants):
+    groups = optimizer.param_groups
+    if any(g.get(name) for g in groups for name in ("amsgrad", "maximize", "nesterov", "dampening")):
         return None
+    if any(g.get(name) != group.get(name) for g in groups for name in ("betas", "eps", "momentum")):
+        return None
+    of_group = {p: (float(g["lr"]), float(g["lr"]) * g.get("weight_decay", 0.0)) for g in groups for p in g["params"]}
+    rates, decays = zip(*(of_group[p] for p in parameters), strict=True)
+    rate = max(rates)
+    relative = coordinates.spread([r / rate for r in rates], parameters) if rate > min(rates) else None
+    decay: Tensor | float = 0.0
+    if len(set(decays)) > 1:
+        decay = flat([p.detach() * d for p, d in zip(parameters, decays, strict=True)])
+    elif decays[0]:  # of the weights only what is read is multiplied
+        decay = flat(parameters) * decays[0]
     if isinstance(optimizer, torch.optim.SGD):
-        return SgdPreview(kept("momentum_buffer"), group["lr"], group["momentum"], decay)
+        return SgdPreview(kept("momentum_buffer"), rate, group["momentum"], decay, relative)
     if isinstance(optimizer, torch.optim.AdamW):
         steps = _steps_made(optimizer, states[0])
-        return AdamPreview(kept("exp_avg"), kept("exp_avg_sq"), steps, group["lr"], group["betas"], group["eps"], decay)
+        moments = kept("exp_avg"), kept("exp_avg_sq")
+        return AdamPreview(*moments, steps, rate, group["betas"], group["eps"], decay, relative)
     return None
 
 

@@ -16,17 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rcray.calibration.preview import AdamPreview, Coordinates, SgdPreview, preview_of
+from rcray.calibration.preview import AdamPreview, Coordinates, SgdPreview, is_sharded, preview_of
 from rcray.calibration.scores import Reduce, branch_gradients
 from rcray.calibration.update import (
     Drift,
     Foreseen,
+    Guard,
     Move,
     Response,
     UpdateCalibrator,
+    horizon_of,
     products,
 )
-from rcray.config.calibration import FIRST_LOOKS, LOOK_EVERY, LOSER_SHARE
+from rcray.config.calibration import LOOK_EVERY, LOSER_SHARE, first_looks, looks_at
 from rcray.errors import ConfigError
 from rcray.objectives import Objective, PairLogps
 from rcray.objectives.base import PairLoss, incentives
@@ -53,9 +55,10 @@ class UpdateSteering:
     Args:
         optimizer: torch's AdamW or SGD over everything that is trained; may be given later, by `attach`.
         loser_share: what of the margin's growth the loser gives; 1: the winner stays where it is.
-        look_every: optimizer steps between two looks, which cost two gradients each.
+        look_every: optimizer steps between two looks, which cost two gradients each; twice as many late in a long run.
         clip_norm: the norm to which your loop clips the gradient.
         guard: nats that the winners may fall before they are all that counts, until they are back; None: any.
+        steps: that the optimizer will make, where it is known: a short run undoes its drift before it ends.
     """
 
     def __init__(
@@ -66,11 +69,16 @@ class UpdateSteering:
         look_every: int = LOOK_EVERY,
         clip_norm: float = math.inf,
         guard: float | None = None,
+        steps: int | None = None,
     ):
+        if look_every < 1:
+            raise ConfigError(f"UpdateSteering: look_every {look_every} takes no looks", fix="use 1 or more, as 10")
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters: list[nn.Parameter] = []
-        self.rule = UpdateCalibrator(loser_share)
-        self.look_every, self.clip_norm, self.guard = look_every, clip_norm, guard
+        self.rule = UpdateCalibrator(loser_share, steps)
+        self.look_every, self.clip_norm = look_every, clip_norm
+        self.guard = None if guard is None else Guard(guard)
+        self.first_looks = _first_looks(steps)
         self.steps = 0  # that the optimizer made
         self.realised = Drift()  # against reference likelihoods, where they are given
         self.foreseen = Move(0.0, 0.0)  # to first order, added up from look to look, where they are not
@@ -82,10 +90,20 @@ class UpdateSteering:
         if optimizer is not None:
             self.attach(optimizer)
 
+    def expect(self, steps: int) -> None:
+        """Takes how many steps the optimizer will make, before it makes the first."""
+        self.rule.horizon = horizon_of(steps)
+        self.first_looks = _first_looks(steps)
+
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes the optimizer, and counts its steps from now on."""
         if optimizer is self.optimizer:
             return
+        if any(is_sharded(p) for group in optimizer.param_groups for p in group["params"]):
+            raise ConfigError(
+                "UpdateSteering reads whole parameters, and these are sharded",
+                fix="use `rcray train` with execution.parallel: fsdp, or train without FSDP, or steer by `Calibrator`",
+            )
         self.optimizer = optimizer
         every = [p for group in optimizer.param_groups for p in group["params"]]
         self.parameters = [p for p in every if p.requires_grad]
@@ -116,7 +134,7 @@ class UpdateSteering:
             return self.report
         if self.optimizer is None:
             raise ConfigError("UpdateSteering has no optimizer to steer by", fix="UpdateSteering(optimizer)")
-        looks = self.steps < FIRST_LOOKS or self.steps % self.look_every == 0
+        looks = looks_at(self.steps, self.steps, self.first_looks, self.look_every)
         count = _count(pairs, reduce)
         asked = {"pairs": count.reshape(1)} if isinstance(count, Tensor) else {}
         if pairs.ref_w is not None and pairs.ref_l is not None:
@@ -128,12 +146,12 @@ class UpdateSteering:
         seen = _read(asked)
         if "ahead" in seen:
             self.realised.add(int(seen["pairs"][0]) if "pairs" in seen else len(pairs.z_w), Move(*seen["ahead"]))
-        if "way" in seen:
+        if "way" in seen and math.isfinite(sum(seen["way"])):  # as a drift that is no number is left out
             self.foreseen = Move(self.foreseen.w + seen["way"][0], self.foreseen.l + seen["way"][1])
         if coming and "response" in seen:
             self.rule.look(coming, Response(*seen["response"]))
-        guarding = self.guard is not None and self.drift.w < -self.guard
-        log_alpha = self.rule.decide(Move(*seen["memory"]), preview.settles, self.drift, guarding=guarding)
+        guarding = self.guard is not None and self.guard.holds(self.drift)
+        log_alpha = self.rule.decide(Move(*seen["memory"]), preview, self.drift, guarding=guarding)
         if coming:
             self.last["gradient"], self.last_step = coming.gradient(log_alpha)[0], self.steps
         self.report = Steered(log_alpha, self.drift, looks, guarding)
@@ -149,6 +167,7 @@ class UpdateSteering:
             "realised": [self.realised.w, self.realised.l, self.realised.weight],
             "foreseen": [self.foreseen.w, self.foreseen.l],
             "last": self.last,
+            "guard": self.guard.limit if self.guard else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -157,6 +176,8 @@ class UpdateSteering:
         self.steps, self.last_step, self._share = state["steps"], state["last_step"], state["share"]
         self.realised, self.foreseen = Drift(*state["realised"]), Move(*state["foreseen"])
         self.last = dict(state["last"])
+        if self.guard is None and state.get("guard") is not None:
+            self.guard = Guard(state["guard"])
         self.report, self.micro_batches = None, 0
         if self.optimizer is not None:
             self._place()
@@ -217,6 +238,11 @@ class UpdateSteering:
                 fix="use torch.optim.AdamW or SGD, plain; or steer by `Calibrator`",
             )
         return preview
+
+
+def _first_looks(steps: int | None) -> int:
+    """Two at least: a batch is judged by the one that was looked at before it."""
+    return max(2, first_looks(steps))
 
 
 def _count(pairs: PairLogps, reduce: Reduce | None) -> float | Tensor:

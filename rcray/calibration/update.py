@@ -15,6 +15,7 @@ The paper's band is this one for a single pair, plain gradient descent and score
 flat and lie over the same coordinates: all that are trained, or a fixed random share of them.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +24,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rcray.calibration.band import Calibration
 from rcray.calibration.preview import AdamPreview, SgdPreview
 from rcray.config.calibration import LOSER_SHARE, SHORT_RUN
 from rcray.objectives.base import Number, choose, larger, log, smaller, sqrt
 from rcray.records.columns import Pathway, pathway_of
+
+logger = logging.getLogger(__name__)
 
 HORIZON = 20.0  # steps in which drift is undone: twice what Adam's momentum remembers
 DRIFT_MEMORY = 64.0  # pairs
 RESPONSE_WEIGHT = 0.15  # of a new look in the average
 #: Bound of |log alpha|: past it one side is 400 times as heavy as the other, and no band was ever seen there.
 WIDEST_LOG_ALPHA = 3.0
+#: Why a factor stayed as it was.
+NO_LOOK, NOT_APART = "no look yet", "the branches do not pull apart"
 _HALVINGS = 14  # of the interval between the bounds: log alpha to 4e-4
 _CLIP_EPSILON = 1e-6  # torch's own
 
@@ -101,8 +107,12 @@ class Foreseen:
         """The clipped gradient and what clipping multiplied it with; like all that ends in tensors, waits for none."""
         gradient = self._joined(log_alpha)
         norm = self.total(torch.dot(gradient, gradient).double()).sqrt()
-        clipped = (self.clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
+        clipped = self._clipping(norm)
         return gradient.mul_(clipped), clipped
+
+    def _clipping(self, norm: Tensor) -> Tensor:
+        """What a gradient of this norm is multiplied with."""
+        return (self.clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
 
     def moves(self, log_alpha: float | Tensor) -> Tensor:
         """[2] of the look's likelihoods, under the update made with this factor."""
@@ -120,9 +130,16 @@ class Foreseen:
         own = products(self.branch_w, self.branch_l, update, self.total)
         return torch.cat([move, own, self.edges()])
 
-    def responses(self, log_alpha: float) -> Tensor:
-        """[4] of the look's likelihoods to each branch, clipped and scaled as at this factor; see `Response`."""
+    def responses(self, log_alpha: float, norm: float = 0.0) -> Tensor:
+        """[4] of the look's likelihoods to each branch, clipped and scaled as at this factor; see `Response`.
+
+        `norm`: of a whole step's gradient, where the branches are those of a few of its pairs, which make a longer one
+        and would be clipped more than the step is; 0: it is not known.
+        """
         gradient, clipped = self.gradient(log_alpha)
+        if norm:
+            by_all = self._clipping(torch.full_like(clipped, norm))
+            gradient, clipped = gradient.mul_(by_all / clipped), by_all
         scale = self.preview.per_gradient(gradient).mul_(clipped)
         by_w, by_l = scale * self.branch_w, scale * self.branch_l
         seen = [s @ b for s in (self.score_w, self.score_l) for b in (by_w, by_l)]
@@ -164,11 +181,6 @@ def products(score_w: Tensor, score_l: Tensor, update: Tensor, total: Callable[[
     return total(torch.stack([score_w @ update, score_l @ update]).double())
 
 
-def seen_by(score_w: Tensor, score_l: Tensor, update: Tensor, total: Callable[[Tensor], Tensor]) -> Move:
-    """The same, read."""
-    return Move(*products(score_w, score_l, update, total).tolist())
-
-
 @dataclass
 class Drift:
     """How far fresh pairs are from where training began: an average that forgets pairs, not steps."""
@@ -178,7 +190,9 @@ class Drift:
     weight: float = 0.0
 
     def add(self, pairs: int, mean: Move) -> None:
-        """Takes in the mean drift of pairs that were not trained on yet."""
+        """Takes in the mean drift of pairs that were not trained on yet; what is no number would never leave it."""
+        if not math.isfinite(mean.w + mean.l):
+            return
         keep = math.exp(-pairs / DRIFT_MEMORY)
         self.w, self.l, self.weight = (
             keep * old + (1 - keep) * new for old, new in ((self.w, mean.w), (self.l, mean.l), (self.weight, 1.0))
@@ -190,6 +204,33 @@ class Drift:
         return Move(self.w / self.weight, self.l / self.weight) if self.weight else Move(0.0, 0.0)
 
 
+def horizon_of(steps: int | None) -> float:
+    """Steps in which drift is undone, in a run of so many; None: it is not known how many."""
+    return HORIZON if steps is None else min(HORIZON, max(1.0, SHORT_RUN * steps))
+
+
+@dataclass
+class Guard:
+    """Watches how far the winners of fresh pairs fall: calibration steps back, or it is only said."""
+
+    limit: float  # nats, in the unit of the run's likelihoods
+    acts: bool = True
+    says: bool = True  # once; on one worker
+
+    def holds(self, drift: Move) -> bool:
+        """Whether calibration steps back for the winners, who fell this far."""
+        passed = drift.w < -self.limit
+        if passed and self.says and not self.acts:
+            self.says = False
+            logger.warning(
+                "the chosen answers of pairs not yet trained on fell by %.1f nats, past %.1f: the winner is being lost "
+                "(calibration.kind update keeps it; calibration.guard steps back from there)",
+                -drift.w,
+                self.limit,
+            )
+        return passed and self.acts
+
+
 class UpdateCalibrator:
     """Holds q where training began, by the update that is really made.
 
@@ -199,14 +240,19 @@ class UpdateCalibrator:
 
     f is what the optimizer's memory does to q whatever the gradient, b_w and b_l what the two branches do to it,
     averaged over looks. The horizon is HORIZON, or a quarter of a run (`steps`) that is shorter than four of them.
+    All of it goes with the learning rate: b_w and b_l are kept as they are at the highest one so far, and at a lower
+    one the horizon is longer in proportion.
     """
 
     def __init__(self, loser_share: float = LOSER_SHARE, steps: int | None = None):
         self.loser_share = loser_share
-        self.horizon = HORIZON if steps is None else min(HORIZON, max(1.0, SHORT_RUN * steps))
+        self.horizon = horizon_of(steps)
         self.log_alpha: Number = 0.0
         self.looks = 0
-        self.response: Response | None = None  # averaged, of a gradient that lasts
+        self.response: Response | None = None  # averaged, of a gradient that lasts, at the highest rate
+        self.highest_rate = 0.0
+        self.norm = 0.0  # of the last step's whole gradient, before it was clipped; 0: there was none
+        self.stays = ""  # why the last factor stayed, where no other was to be had
 
     def look(self, foreseen: Foreseen, seen: Response | None = None) -> None:
         """Takes in what a look showed; a gradient that overflowed shows no response.
@@ -214,11 +260,12 @@ class UpdateCalibrator:
         `seen`: its response at the factor of the last step, where that was read already.
         """
         seen = seen or foreseen.response(self.log_alpha)
-        if not all(map(math.isfinite, seen.values())):
+        pace = self._pace(foreseen.preview.rate)
+        if not pace or not all(map(math.isfinite, seen.values())):
             return
         self.looks += 1
         weight = max(1 / self.looks, RESPONSE_WEIGHT)
-        settles = foreseen.preview.settles
+        settles = foreseen.preview.settles / pace
         old = self.response or Response(0.0, 0.0, 0.0, 0.0)
         self.response = Response(
             *(
@@ -227,20 +274,39 @@ class UpdateCalibrator:
             )
         )
 
-    def decide(self, memory: Move | None, settles: float, drift: Move, *, guarding: bool = False) -> Number:
+    def decide(
+        self, memory: Move | None, preview: AdamPreview | SgdPreview, drift: Move, *, guarding: bool = False
+    ) -> Number:
         """log alpha of the coming step; the last one where the branches do not pull q apart, or nothing is known yet.
 
-        `memory` is the move that the optimizer's memory alone will make, `settles` its preview's; where that is on the
+        `memory` is the move that the optimizer's memory alone will make, of which `preview` is; where it is on the
         device, so is what is decided. `guarding`: the winner fell too far; q is the winner alone until it is back.
         """
+        pace = self._pace(preview.rate)
         if self.response is None or memory is None:
+            self.stays = NO_LOOK
             return self.log_alpha
         share = 1.0 if guarding else self.loser_share
-        wanted = memory.of(share) + drift.of(share) / self.horizon
-        b_w, b_l = (b / settles for b in self.response.of(share))
-        if b_w > 0 and b_l > 0:
+        wanted = memory.of(share) + drift.of(share) / self.horizon * pace
+        b_w, b_l = (b / preview.settles * pace for b in self.response.of(share))
+        self.stays = "" if b_w > 0 and b_l > 0 else NOT_APART
+        if not self.stays:
             self.log_alpha = choose(abs(wanted) < math.inf, _bounded(_solution(wanted, b_w, b_l)), self.log_alpha)
         return self.log_alpha
+
+    def decided(self, observed: Calibration) -> Calibration:
+        """A batch's record with the factor that it was given, once that is read."""
+        log_alpha = float(self.log_alpha)
+        held_back = abs(log_alpha) >= WIDEST_LOG_ALPHA
+        return replace(observed, log_alpha=log_alpha, skipped=self.stays or None, clipped=held_back)
+
+    def _pace(self, rate: float) -> float:
+        """A learning rate as a share of the highest so far; a higher one moves what is kept along."""
+        if rate > self.highest_rate:
+            if self.response is not None and self.highest_rate:
+                self.response = Response(*(rate / self.highest_rate * b for b in self.response.values()))
+            self.highest_rate = rate
+        return rate / self.highest_rate if self.highest_rate else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know, exact in JSON."""
@@ -248,6 +314,8 @@ class UpdateCalibrator:
             "log_alpha": float(self.log_alpha),
             "looks": self.looks,
             "response": list(self.response.values()) if self.response else None,
+            "highest_rate": self.highest_rate,
+            "norm": self.norm,
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -256,6 +324,8 @@ class UpdateCalibrator:
             return
         self.log_alpha, self.looks = float(state["log_alpha"]), int(state["looks"])
         self.response = Response(*state["response"]) if state["response"] else None
+        # Not in checkpoints of before: the next ones are taken.
+        self.highest_rate, self.norm = float(state.get("highest_rate", 0.0)), float(state.get("norm", 0.0))
 
 
 def _solution(wanted: Number, b_w: float, b_l: float) -> Number:

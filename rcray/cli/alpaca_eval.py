@@ -98,11 +98,11 @@ def judge_(
     config = _valid(JudgeConfig, given, "rcray alpaca-eval judge")
     require("sweep", "eval")
     from rcray.evaluate.alpaca_eval.command import Comparison
-    from rcray.evaluate.alpaca_eval.judge import estimate
+    from rcray.evaluate.alpaca_eval.judge import judging_cost
 
     comparison = Comparison(candidate, reference, reference.stem)
     if only_estimate:
-        typer.echo(estimate(comparison.matches(), config, cache).describe())
+        typer.echo(judging_cost(comparison.matches(), config, cache).describe())
         return
     _print_rows(comparison, config, cache, difficulty, spend=True)
 

@@ -95,11 +95,14 @@ def sweep(
     no_figures: NoFiguresOption = False,
 ) -> None:
     """Run every unfinished cell of an experiment, then write tables, figures, report.html and explore.html."""
-    experiment, cells = cells_of(file, set_, tiny, None, only)
+    from rcray.sweep.grid import chosen
+
+    experiment, cells = cells_of(file, set_, tiny)
     searches = experiment.search is not None and experiment.search.method == "optuna"
     if only and searches:
         raise ConfigError(f"--only: {file} searches, and chooses its cells by itself", fix="leave --only out")
-    require_extras(experiment, cells, tracked=not no_tracking, measured=True)
+    wanted = chosen(cells, only, file)
+    require_extras(experiment, wanted, tracked=not no_tracking, measured=True)
     uri = tracking(tracking_uri, no_tracking, store)
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and not store.expanduser().is_absolute():
         raise ConfigError(
@@ -107,17 +110,18 @@ def sweep(
             fix="give an absolute path on storage that every node mounts, or set RCRAY_STORE on the cluster",
         )
     opened = Store.open(store)
-    announce(f"{experiment.name}: {len(cells)} cells, starting")
-    _say_held_out(cells)
+    some = f"{len(wanted)} of " if only else ""
+    announce(f"{experiment.name}: {some}{len(cells)} cells, starting")
+    _say_held_out(wanted)
     from rcray.pipeline import sweep as run
     from rcray.progress import LedgerScreen
 
     with LedgerScreen(experiment.title or experiment.name) as screen:
 
-        def run_cells(wanted: Any, tried: Any = ()) -> Any:
+        def run_cells(cells: Any, tried: Any = ()) -> Any:
             return run(
                 experiment,
-                wanted,
+                cells,
                 opened,
                 tracking_uri=uri,
                 concurrency=concurrency,
@@ -126,6 +130,7 @@ def sweep(
                 figures=not no_figures,
                 command=sweep_command(file, set_, tiny),
                 tried=tried,
+                chosen=wanted if only else None,
             )
 
         if searches:
@@ -138,9 +143,11 @@ def sweep(
         else:
             outcome = run_cells(cells)
     _print_outcome(outcome, store)
-    if outcome.ledger.interrupted:
+    # What was left alone is no failure of this command.
+    asked = outcome.ledger.only([cell.run_id for cell in wanted]) if only else outcome.ledger
+    if asked.interrupted:
         sys.exit(EXIT_INTERRUPTED)
-    if not outcome.ledger.complete:
+    if not asked.complete:
         sys.exit(EXIT_FAILED)
 
 

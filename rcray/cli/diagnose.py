@@ -35,7 +35,7 @@ def diagnose(
 ) -> None:
     """Read the pairs with the start model once: likelihoods, CHES, entanglement, copies, lengths; the worst by each."""
     if not 0 < worst < 1:
-        raise ConfigError(f"--worst {worst:g}: is no share", fix="give one between 0 and 1, such as 0.1")
+        raise ConfigError(f"--worst {worst:g}: not a share", fix="give a number between 0 and 1, such as 0.1")
     name, configs = _configs(file, model, data, set_, tiny)
     require("sweep")
     announce("reading the model and the pairs")

@@ -20,6 +20,7 @@ from rcray.cli.shared import (
     cells_of,
     sweep_command,
 )
+from rcray.config.benchmarks import PREFERENCE_ACCURACY
 from rcray.errors import RcrayError, printable
 from rcray.extras import require
 from rcray.secrets import redact
@@ -145,7 +146,8 @@ def watch(
 
     Without files: every experiment that was swept into the store, less cells that were never started.
     """
-    planned = [(sweep_command(file, set_, tiny), *cells_of(file, set_, tiny)) for file in files or ()]
+    place = [] if store == DEFAULT_STORE else ["--store", str(store)]  # for the command that the page offers
+    planned = [([*sweep_command(file, set_, tiny), *place], *cells_of(file, set_, tiny)) for file in files or ()]
     require("report")
     announce(f"reading {Store.at(store).root}")
     from rcray.aggregate.explore.command import watch_experiments, watch_store
@@ -175,7 +177,7 @@ def ui(
     sys.exit(serve(address, opened, host, port, typer.echo))
 
 
-@app.command(short_help="deliver to MLflow what it has not got")
+@app.command(short_help="deliver to MLflow what it does not have yet")
 def sync(
     experiments: Annotated[
         list[str] | None, typer.Argument(help="names or files of experiments; all tracked ones", show_default=False)
@@ -193,9 +195,9 @@ def sync(
     register: Annotated[
         str | None, typer.Option(metavar="NAME", help="register the best cell's model", show_default=False)
     ] = None,
-    best_by: Annotated[str, typer.Option(metavar="METRIC", help="what makes a cell the best")] = "preference/accuracy",
+    best_by: Annotated[str, typer.Option(metavar="METRIC", help="what makes a cell the best")] = PREFERENCE_ACCURACY,
 ) -> None:
-    """Deliver to MLflow what the store has and MLflow has not: after a server was away, or a run untracked.
+    """Deliver to MLflow what it does not have yet: after a server was away, or a run was not tracked.
 
     A sweep or a training runs this with --follow by itself. By hand it is for one whose delivery was killed, or to
     deliver to a second server; two of them at once send nothing twice.

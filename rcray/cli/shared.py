@@ -86,17 +86,34 @@ def only_cell(file: Path, overrides: list[str] | None) -> tuple[Any, Any]:
     """The experiment and its only cell."""
     experiment, cells = cells_of(file, overrides)
     if len(cells) > 1:
-        raise ConfigError(
-            f"{file}: has {len(cells)} cells, and this command takes one",
-            fix=f"choose one, for example with {_choice_of(cells[-1])}; or `rcray sweep`",
-        )
+        fix = f"run one of them by `rcray sweep {file} --only {cells[-1].run_id}`"
+        choice = _choice_of(cells)
+        if _leaves_one(file, [*(overrides or []), *choice]):
+            named = " ".join(f"--set {shlex.quote(given)}" for given in choice)
+            fix = f"choose one, for example with {named}; or `rcray sweep`"
+        raise ConfigError(f"{file}: has {len(cells)} cells, and this command takes one", fix=fix)
     return experiment, cells[0]
 
 
-def _choice_of(cell: Any) -> str:
-    """The settings that leave this cell of its experiment alone."""
-    given = [(path, value if isinstance(value, str) else json.dumps(value)) for path, value in cell.varied]
-    return " ".join(f"--set {shlex.quote(f'{path}={value}')}" for path, value in given)
+def _choice_of(cells: Any) -> list[str]:
+    """The settings that leave the last of these cells alone: all that any of them varies, as it has them."""
+    last = cells[-1]
+    own = dict(last.varied)
+    for path in (path for cell in cells for path, _ in cell.varied if path not in own):
+        value: Any = last.config.model_dump(mode="json")
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:  # else it has no such setting
+            own[path] = value
+    return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in own.items()]
+
+
+def _leaves_one(file: Path, overrides: list[str]) -> bool:
+    """A setting of another cell may not fit this one's objective."""
+    try:
+        return len(cells_of(file, overrides)[1]) == 1
+    except ConfigError:
+        return False
 
 
 def tracking(uri: str | None, unwanted: bool, store: Path) -> str | None:

@@ -52,7 +52,7 @@ class JudgeConfig(Section):
     @classmethod
     def _is_an_endpoint(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")) or "@" in url:
-            raise ValueError(f"{url!r} is no endpoint; give http(s)://host/v1, and the key in the environment")
+            raise ValueError(f"{url!r} is not an endpoint; give http(s)://host/v1, and the key in the environment")
         return url.rstrip("/")
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ Suite = Literal["published", "embedded"]
 
 #: Measured by rcray itself; rows under these names stand beside those of benchmarks.
 PREFERENCE = "preference"
+PREFERENCE_ACCURACY = f"{PREFERENCE}/accuracy"  # what makes a run the best unless something else is asked for
 SAMPLES = "samples"  # answers of start and trained model; not a benchmark either
 ALPACA_EVAL = "alpaca_eval"
 
@@ -31,6 +32,7 @@ class Benchmark:
     suite: Suite | None = None  # one word for several benchmarks
     family: str | None = None  # folder of lm-eval's tasks that holds it; None: its whole index is needed
     title: str = ""  # as the paper prints it; empty: the name
+    tiny: str = "embedded"  # what `--tiny` asks in its place: a suite or a benchmark that needs no hub
 
     @property
     def embedded(self) -> bool:

@@ -10,9 +10,20 @@ from rcray.config.section import Section
 FIRST_LOOKS = 20  # steps that begin with a look each, while an optimizer's moments build up
 SHORT_RUN = 0.25  # of a run that is short for it: what stands for FIRST_LOOKS, and for the steps that undo drift
 LOOK_EVERY = 10  # steps between two looks after that
+LATE_LOOKS = 400  # steps after which they are twice as far apart
 EMA_BETA = 0.98
 LOSER_SHARE = 0.75  # of the margin's growth
 WINNER_GUARD = 0.5  # nats per answer token that the winner of fresh pairs may fall, calibrated by the update
+
+
+def looks_at(step: int, position: int, first: int, every: int) -> bool:
+    """Whether a step of a run, at this position of its epoch, begins with a look; all counted from 0."""
+    return step < first or position % (every if step < LATE_LOOKS else 2 * every) == 0
+
+
+def first_looks(steps: int | None) -> int:
+    """How many steps of a run of so many begin with a look each; None: it is not known how long the run is."""
+    return FIRST_LOOKS if steps is None else min(FIRST_LOOKS, round(SHORT_RUN * steps))
 
 
 class CalibrationConfig(Section):
@@ -40,7 +51,8 @@ class CalibrationConfig(Section):
     look_every: int = Field(
         LOOK_EVERY,
         ge=0,
-        description="steps between two looks at fresh pairs, which predict and judge the update; 0: never",
+        description="steps between two looks at fresh pairs, which predict and judge the update; twice as many after "
+        f"step {LATE_LOOKS}; 0: never",
     )
     look_pairs: int = Field(8, ge=1, description="pairs of a look")
     ema_beta: float = Field(EMA_BETA, ge=0, lt=1, description="momentum of the log-domain EMAs; 0 means none")
@@ -57,6 +69,8 @@ class CalibrationConfig(Section):
     def _update_takes_looks(self) -> "CalibrationConfig":
         if self.steers_by_update and self.look_every == 0:
             raise ValueError("look_every 0: kind 'update' steers by looks; use 1 or more")
+        if self.guard is not None and self.look_every == 0:
+            raise ValueError(f"look_every 0: guard {self.guard} watches the pairs of looks; use 1 or more, or no guard")
         return self
 
     @model_validator(mode="after")
@@ -72,6 +86,11 @@ class CalibrationConfig(Section):
         """What stands for it in the name of a run."""
         named = {"published": "RC", "update": "RC update", "normalised": "normalised"}
         return named[self.kind] if self.enabled else "no RC"
+
+    @property
+    def scores_at(self) -> str:
+        """Where the paper's band is measured, in words: `head`, `adapters` or `all parameters`."""
+        return {"adapters": "adapters", "full": "all parameters"}.get(self.scores, "head")
 
     @property
     def averages(self) -> bool:

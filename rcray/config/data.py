@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rcray.config.datasets import known_datasets, source_of
+from rcray.config.datasets import known_datasets, source_of, subsets_text
 from rcray.config.section import Section
 from rcray.errors import did_you_mean
 
@@ -40,7 +40,7 @@ class DataConfig(Section):
     """Which preference pairs, and how long they may be."""
 
     name: str = Field("synthetic", min_length=1, description="built-in name, hub dataset, directory or file")
-    subset: str | None = Field(None, description="hh: helpful-base, harmless-base or merged; else a hub configuration")
+    subset: str | None = Field(None, description=f"{subsets_text()}; else a hub configuration")
     split: str | None = Field(None, description="rows to train on")
     eval_split: str | None = Field(None, description="held-out rows; without one a seeded share of `split` is kept out")
     format: Literal["pairs", "unpaired"] = Field(

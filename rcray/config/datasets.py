@@ -40,6 +40,7 @@ class Source:
     whole: str | None = None  # the subset of all parts, in turns
     pairs: int | None = None  # of the training rows, where there are no parts
     tokens: float = 450.0  # of a prompt with one answer, on average
+    tiny: str = "synthetic"  # the embedded pairs that `--tiny` takes in its place
     longest: int | None = None  # tokens that no prompt with its answer exceeds; None: data.max_length
 
     @property
@@ -110,6 +111,12 @@ SOURCES: Mapping[str, Source] = {
 def known_datasets() -> tuple[str, ...]:
     """Names that stand for a dataset."""
     return tuple(name for name, source in SOURCES.items() if source.known)
+
+
+def subsets_text() -> str:
+    """What `data.subset` may be, dataset by dataset."""
+    chosen = {name: source.subsets for name, source in SOURCES.items() if source.subsets}
+    return "; ".join(f"{name}: {', '.join(subsets[:-1])} or {subsets[-1]}" for name, subsets in chosen.items())
 
 
 def source_of(name: str) -> Source:

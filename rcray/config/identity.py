@@ -43,6 +43,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
         content["calibration"] = {name: content["calibration"][name] for name in recorded}
     else:
         inactive = _INACTIVE[calibration.kind]
+        if calibration.guard is not None:  # it steps back by what looks see
+            inactive = tuple(name for name in inactive if not name.startswith("look_"))
         content["calibration"] = {n: value for n, value in content["calibration"].items() if n not in inactive}
     kl_baseline = isinstance(config.objective, Kto) and config.objective.baseline == "kl"
     if not (calibration.granularity == "microbatch" or kl_baseline):

@@ -109,7 +109,7 @@ class ModelConfig(Section):
     def _package_is_known(self) -> "ModelConfig":
         if self.source and self.source.startswith(SCHEME) and self.copy_of_weights is None:
             known = ", ".join(f"{name} has {model.copy.source}" for name, model in MODELS.items() if model.copy)
-            raise ValueError(f"source {self.source!r} is no package with weights of {self.name!r}; {known}")
+            raise ValueError(f"source {self.source!r} is not a package with weights of {self.name!r}; {known}")
         return self
 
     @model_validator(mode="after")
@@ -117,8 +117,8 @@ class ModelConfig(Section):
         remote = self.origin not in embedded_models() and not Path(self.origin).is_dir()
         if self.trust_remote_code and remote and not _COMMIT.fullmatch(self.revision or ""):
             raise ValueError(
-                f"trust_remote_code runs whatever code {self.origin!r} holds, and revision {self.revision!r} is no "
-                "commit; pin the one you have read: revision: its 40 hex digits"
+                f"trust_remote_code runs whatever code {self.origin!r} holds, and revision {self.revision!r} is not "
+                "a commit; pin the one you have read: revision: its 40 hex digits"
             )
         return self
 

@@ -165,6 +165,11 @@ def preset_models() -> tuple[str, ...]:
     return tuple(name for name, model in MODELS.items() if not model.embedded)
 
 
+def paper_models() -> tuple[str, ...]:
+    """Names of the paper's: those whose published settings the preset `official` knows."""
+    return tuple(name for name, model in MODELS.items() if model.official)
+
+
 def model_title(name: str) -> str:
     """What the paper calls a model, or its own name; of a path or hub id the last part."""
     return MODELS[name].title or name if name in MODELS else short_name(name)

@@ -94,6 +94,11 @@ class RunConfig(Section):
         share = execution.gpus_per_worker
         if share > 1 and share != int(share):
             raise ValueError(f"gpus_per_worker {share} is neither a fraction of one GPU nor a whole number")
+        if 0 < share < 1 and execution.workers > 1:
+            raise ValueError(
+                f"gpus_per_worker {share:g}: NCCL does not sum over {execution.workers} workers that share a card; "
+                "give each its own with 1, or set workers to 0 and let cells share it"
+            )
         return execution
 
     @model_validator(mode="after")
@@ -113,12 +118,6 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _looks_can_be_taken(self) -> "RunConfig":
-        workers = max(1, self.execution.workers)
-        if self.calibration.look_every and self.calibration.look_pairs % workers:
-            raise ValueError(
-                f"calibration.look_pairs {self.calibration.look_pairs} counts pairs over all workers and is not a "
-                f"multiple of execution.workers {workers}"
-            )
         if self.calibration.steers_by_update and self.train.optimizer not in ("adamw", "sgd"):
             raise ValueError(
                 f"calibration.kind 'update' reads the optimizer's moments, and {self.train.optimizer} hides them; use "

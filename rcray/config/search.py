@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from rcray.config.benchmarks import PREFERENCE_ACCURACY
 from rcray.config.section import Section
 
 
@@ -46,7 +47,7 @@ class SearchConfig(Section):
     space: dict[str, Range] = Field(min_length=1, description="dotted path under `run`: its range")
     samples: int = Field(16, ge=1, description="points in all")
     seed: int = Field(0, ge=0, description="of the points; the runs keep their own")
-    metric: str = Field("preference/accuracy", pattern=r"^[\w-]+/[\w-]+$", description="benchmark/metric to raise")
+    metric: str = Field(PREFERENCE_ACCURACY, pattern=r"^[\w-]+/[\w-]+$", description="benchmark/metric to raise")
     batch: int = Field(4, ge=1, description="optuna: points chosen at a time, so that the choice can be repeated")
     grace_steps: int = Field(20, ge=1, description="asha: steps before the first comparison")
     reduction: int = Field(3, ge=2, description="asha: one in so many goes on at each comparison")

@@ -63,7 +63,9 @@ class ExecutionConfig(Section):
 
     workers: int = Field(0, ge=0, description="0: inside the calling process; n: a Ray Train group of n workers")
     cpus_per_worker: float = Field(1.0, gt=0, description="that Ray reserves")
-    gpus_per_worker: float = Field(0.0, ge=0, description="that Ray reserves; 0.5: two cells share one; 0: a CPU")
+    gpus_per_worker: float = Field(
+        0.0, ge=0, description="that Ray reserves, one of which is used; 0.5: two cells share one; 0: a CPU"
+    )
     checkpoint_every: int = Field(50, ge=1, description="optimizer steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="newest ones; older ones are deleted")
     storage: str | None = Field(

@@ -17,10 +17,20 @@ class Side:
     ids: Tensor  # [pairs, tokens]
     attention: Tensor  # [pairs, tokens] 1 on real tokens
     response: Tensor  # [pairs, tokens] 1 on answer tokens
+    #: [answer tokens] where the one before each lies among all pairs' tokens: a device would be waited for to tell.
+    places: Tensor | None = None
+
+    @property
+    def predicts(self) -> Tensor:
+        """The places, counted where they were not given."""
+        if self.places is not None:
+            return self.places
+        before = torch.nn.functional.pad(self.response[:, 1:], (0, 1))
+        return before.flatten().nonzero().squeeze(1)
 
     def to(self, device: torch.device) -> "Side":
         """The same side on a device."""
-        return Side(moved(self.ids, device), moved(self.attention, device), moved(self.response, device))
+        return Side(*(moved(t, device) for t in (self.ids, self.attention, self.response, self.predicts)))
 
 
 @dataclass(frozen=True)
@@ -107,9 +117,11 @@ def _pad(rows: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Side:
     ids = torch.zeros(len(rows), width, dtype=torch.long)  # id 0 under a zero mask: never read
     attention = torch.zeros(len(rows), width, dtype=torch.long)
     response = torch.zeros(len(rows), width, dtype=torch.long)
+    places = []
     for i, (prompt, answer) in enumerate(rows):
         end = len(prompt) + len(answer)
         ids[i, :end] = torch.tensor(prompt + answer)
         attention[i, :end] = 1
         response[i, len(prompt) : end] = 1  # by position: where pad == eos, a mask by id would hide the real eos
-    return Side(ids, attention, response)
+        places.append(torch.arange(max(len(prompt), 1) - 1, end - 1) + i * width)
+    return Side(ids, attention, response, torch.cat(places))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rcray.config.calibration import FIRST_LOOKS, SHORT_RUN
+from rcray.config.calibration import first_looks, looks_at
 from rcray.config.schema import RunConfig
 from rcray.data.repeats import kept_together, weights_of
 from rcray.errors import ConfigError
@@ -170,61 +170,55 @@ class LookSchedule:
     its own gradient would be part. So it is with another pair of the same prompt: where prompts repeat, pairs are taken
     whose prompts are not trained on either.
 
-    Looks are taken every few steps, and at each of the first ones (of a short run: of its first quarter), while an
-    optimizer's moments build up.
+    Looks are taken every few steps, late in a long run at half of these, and at each of the first ones (of a short run:
+    of its first quarter), while an optimizer's moments build up.
     """
 
     schedule: Schedule
     every: int
     pairs: int
+    workers: int = 1  # each of whom has as many of them
+    _taken: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, step: int) -> list[int] | None:
         """Positions of the pairs of the look at this step; None where there is none. Later looks see later pairs.
 
         They lie in the last quarter of the epoch, and past what is trained on before the next look. Where too few are
-        left there, the last of the epoch are taken, then those trained on longest ago; never the step's own.
+        left there, the last of the epoch and those that it leaves out are taken, then those trained on longest ago;
+        never the step's own.
         """
         epoch, position = divmod(step, self.schedule.steps_per_epoch)
-        number = self._number(epoch, position)
-        if number is None:
+        taken = self._positions(epoch)
+        number = int(np.searchsorted(taken, position))
+        if number == len(taken) or taken[number] != position:
             return None
         order = self.schedule._order(epoch)
         size = self.schedule.batch_size
         used = self.schedule.pairs_per_epoch
-        count = min(self.pairs, used - size or used)  # beside a single batch there is no other pair
-        room = max(count, min(self._count(epoch) * count, used // 4 // count * count))
-        until = self._next(epoch, position) * size
+        count = min(-(-self.pairs // self.workers), (len(order) - size) // self.workers) * self.workers
+        if not count:
+            return None  # there are no other pairs
+        room = max(count, min(len(taken) * count, used // 4 // count * count))
+        until = (taken[number + 1] if number + 1 < len(taken) else self.schedule.steps_per_epoch) * size
         first = max(used - room + number * count % room, until)
         first = max(min(first, used - count), (position + 1) * size)
-        others = np.concatenate([order[first:used], order[until:first], order[: position * size]])
+        others = np.concatenate([order[first:used], order[until:first], order[used:], order[: position * size]])
         trained = self.schedule.first_trained(epoch)
+        if trained is None and used < len(order):
+            trained = np.argsort(order)
         if trained is not None:
             others = others[np.argsort(trained[others] < until, kind="stable")]
-        return [int(row) for row in (others if len(others) else order)[:count]]
+        return [int(row) for row in others[:count]]
 
-    def _number(self, epoch: int, position: int) -> int | None:
-        """How many looks came before this one in its epoch; None where there is no look."""
-        dense = self._dense(epoch)
-        if position < dense:
-            return position
-        return None if position % self.every else self._up_to(dense, position)
+    def _positions(self, epoch: int) -> np.ndarray:
+        """Where in an epoch looks are taken."""
+        steps = self.schedule.steps_per_epoch
+        first = min(first_looks(self.schedule.total_steps), steps)
 
-    def _next(self, epoch: int, position: int) -> int:
-        """Where the next look of the epoch is, or the epoch's end."""
-        later = range(position + 1, self.schedule.steps_per_epoch)
-        return next((p for p in later if self._number(epoch, p) is not None), self.schedule.steps_per_epoch)
+        def make() -> np.ndarray:
+            return np.array([p for p in range(steps) if looks_at(epoch * steps + p, p, first, self.every)])
 
-    def _count(self, epoch: int) -> int:
-        return self._up_to(self._dense(epoch), self.schedule.steps_per_epoch)
-
-    def _dense(self, epoch: int) -> int:
-        """Steps at the beginning of an epoch with a look each."""
-        first = min(FIRST_LOOKS, round(SHORT_RUN * self.schedule.total_steps))
-        return min(first, self.schedule.steps_per_epoch) if epoch == 0 else 0
-
-    def _up_to(self, dense: int, position: int) -> int:
-        """The dense looks and the regular ones between them and a position."""
-        return dense + -(-position // self.every) - -(-dense // self.every)
+        return _once(self._taken, epoch, make)
 
 
 def _generator(seed: int, epoch: int, step: int = 0) -> torch.Generator:

@@ -10,7 +10,7 @@ from rcray.config.load import build_run, read_yaml
 from rcray.errors import ConfigError, RcrayError, did_you_mean
 from rcray.evaluate.stage import EvaluationStage, Outcome, evaluate_run
 from rcray.records.progress import read_progress
-from rcray.records.states import State
+from rcray.records.states import UNSUCCESSFUL, State
 from rcray.store import RunDir, Store, is_plain_name
 from rcray.train.launch import is_finished
 
@@ -93,17 +93,17 @@ def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, wa
         if target not in finished:
             warn(f"{target.label}: not finished, skipped")
     stage = EvaluationStage(settings)
-    troubles: list[str] = []
+    troubles: list[State] = []
 
     def show(target: Target, result: Outcome | RcrayError) -> None:
         if isinstance(result, RcrayError):
             warn(f"{target.label}: failed: {result}")
-            troubles.append("failed")
+            troubles.append(State.FAILED)
             return
         for row in result.rows:
             say(f"{target.label}: {row.describe()}")
         if result.degenerate or any(row.status is State.DEGENERATE for row in result.rows):
-            troubles.append("degenerate")
+            troubles.append(State.DEGENERATE)
 
     todo = [target for target in finished if not stage.is_done(target.config, target.store)]
     if todo or not finished:  # what is measured can be shown again without hub, data or backend
@@ -117,7 +117,7 @@ def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, wa
             f"{len(targets) - len(finished)} of {len(targets)} cells are not finished", fix="run `rcray sweep` first"
         )
     if troubles:
-        counts = ", ".join(f"{troubles.count(kind)} {kind}" for kind in ("failed", "degenerate") if kind in troubles)
+        counts = ", ".join(f"{troubles.count(state)} {state}" for state in UNSUCCESSFUL if state in troubles)
         raise RcrayError(f"of {len(targets)} runs: {counts}")
 
 

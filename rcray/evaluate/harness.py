@@ -156,7 +156,7 @@ def load_tasks(benchmark: Benchmark, data_dir: str | None) -> dict[str, Any]:
     except (ModuleNotFoundError, ImportError) as error:
         raise ConfigError(f"{benchmark.name}: a package it needs is missing: {short_reason(error)}") from None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{benchmark.name}: {benchmark.task} is no task: {short_reason(error)}") from None
+        raise ConfigError(f"{benchmark.name}: {benchmark.task} is not a task: {short_reason(error)}") from None
     except Exception as error:  # connection, cache, dataset and reader errors have no common ancestor
         raise _no_data(benchmark, manager, data_dir, error) from None
 

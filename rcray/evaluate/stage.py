@@ -307,7 +307,7 @@ class Subject:
     def _shifts(self) -> tuple[Any, Shifts]:
         """The held-out pairs, and what became of them."""
         from rcray.data.prepare import prepare_data
-        from rcray.models.reference import pair_logps, reference_logps
+        from rcray.models.reference import reference_logps, summed_logps
 
         config, cache, device = self.config, self.store.cache, self.device
         base = self._base()
@@ -316,7 +316,7 @@ class Subject:
         del base  # one model at a time on the device
         count = len(data.pairs)
         say = partial(report, EVALUATION, total=count)
-        logps = pair_logps(self._loaded().model, data, range(count), device, say)
+        logps = summed_logps(self._loaded().model, data, range(count), device, say)
         return data, Shifts(
             start_w=reference.sum_w.numpy(),
             start_l=reference.sum_l.numpy(),

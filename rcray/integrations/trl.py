@@ -20,7 +20,8 @@ Logged beside TRL's metrics (means over the logging interval, of the batches whe
 Statistics are taken per micro-batch over all processes. The averages are saved in each checkpoint.
 
 With `calibrator=UpdateSteering()` the factor is chosen by the update that the trainer's optimizer really makes. The
-trainer gives it the optimizer and `max_grad_norm`; in place of the band it logs:
+trainer gives it the optimizer, `max_grad_norm`, the number of steps and, where none was set, a guard of half a nat per
+answer token (of the first batch); in place of the band it logs:
 
     update/log_alpha  log of the factor
     update/drift_w    how far chosen answers are from where training began, before they are trained on; nats
@@ -37,7 +38,9 @@ import torch
 from torch import Tensor, nn
 
 from rcray.calibration import Calibration, Calibrator, Steered, UpdateSteering, calibrate, score_parameters
-from rcray.calibration.scores import Estimator
+from rcray.calibration.scores import Estimator, Reduce
+from rcray.calibration.update import Guard
+from rcray.config.calibration import WINNER_GUARD
 from rcray.errors import ConfigError
 from rcray.extras import explained_imports
 from rcray.objectives import PairLogps
@@ -76,7 +79,8 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
             )
         self.calibrator = calibrator
         # A reference of the user's own may lie anywhere; TRL's is the model where training begins.
-        self._begins_at_reference = kwargs.get("ref_model", args[1] if len(args) > 1 else None) is None
+        given = kwargs.get("ref_model", args[1] if len(args) > 1 else None)
+        self._begins_at_reference = given is None and not getattr(self.args, "sync_ref_model", False)  # moves it
         policy: nn.Module = self.model  # type: ignore[assignment]
         self._score_parameters = _score_parameters(policy, scores)
 
@@ -87,6 +91,12 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
             self.calibrator.clip_norm = self.args.max_grad_norm or math.inf
             self.calibrator.attach(optimizer)
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """As the trainer makes it; the steps that it is made for are the run's."""
+        if isinstance(self.calibrator, UpdateSteering):
+            self.calibrator.expect(num_training_steps)
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not torch.is_grad_enabled():
@@ -129,6 +139,8 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
             return slope_w * w + slope_l * l
 
         if isinstance(self.calibrator, UpdateSteering):
+            if self.calibrator.guard is None:
+                self.calibrator.guard = Guard(WINNER_GUARD * _answer_tokens(mask[:half], reduce))
             pairs = self._against_reference(z_w, z_l)
             return calibrate(expansion, z_w, z_l, calibrator=self.calibrator, pairs=pairs, reduce=reduce).report
         parameters = self._score_parameters
@@ -204,6 +216,14 @@ def _score_parameters(policy: nn.Module, scores: Estimator | Sequence[nn.Paramet
     except ConfigError as error:
         message, fix = (text.replace("calibration.scores: ", "scores=") for text in (error.message, error.fix or ""))
         raise ConfigError(message, fix=fix) from None
+
+
+def _answer_tokens(mask: Tensor, reduce: Reduce | None) -> float:
+    """Mean tokens of an answer, of the batches of all processes: a guard of their own would part them."""
+    counts = mask.sum(1).double()
+    sums = torch.stack([counts.sum(), torch.ones_like(counts).sum()])
+    tokens, answers = (sums if reduce is None else reduce.sum(sums)).tolist()
+    return float(tokens / answers)
 
 
 class _Processes:

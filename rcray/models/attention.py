@@ -15,17 +15,24 @@ from rcray.data.batch import collate
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import packed
 from rcray.errors import ConfigError
+from rcray.faults import classify
 from rcray.models.capabilities import capabilities_of, try_again
-from rcray.models.forward import FLEX
+from rcray.models.forward import FLEX, heads_of
 
 log = logging.getLogger(__name__)
 
-#: Tokens of prompt, chosen and rejected in the trial: FlexAttention works on blocks of 128, and some are skipped here.
-_TRIAL = (150, 230, 260)
+#: Tokens of prompt, chosen and rejected in the trials. FlexAttention works on blocks of 128: some are skipped here, and
+#: the second row ends within one. It is compiled anew for another width, and without a gradient.
+_TRIALS = ((150, 230, 260), (90, 130, 175))
+#: Kinds of input that it may be compiled for: with a gradient or without, of frozen inputs, of one row or several, of
+#: one width or any. Past torch's own limit of 8 it would go on uncompiled, with all scores of a row in memory at once.
+_COMPILED = 32
 
 
 def use_attention(model: Any, device: torch.device, asked: Literal["auto", "sdpa", "flex"], *, packs: bool) -> None:
     """Sets the kernel of packed rows; with `auto` FlexAttention, where rows may be packed and it works on this GPU."""
+    if asked != "sdpa" and device.type == "cuda":
+        compile_anew()
     if asked == "flex":
         use_flex_attention(model, device)
     elif asked == "auto" and packs and device.type == "cuda":
@@ -34,6 +41,12 @@ def use_attention(model: Any, device: torch.device, asked: Literal["auto", "sdpa
             use_flex_attention(model, device)
         else:
             log.warning("packed rows are read by SDPA under a mask: FlexAttention does not work here: %s", problem)
+
+
+def compile_anew() -> None:
+    """Forgets what was compiled for another model: a process goes from cell to cell, and torch counts all of them."""
+    torch.compiler.reset()
+    torch.compiler.config.recompile_limit = _COMPILED
 
 
 def use_flex_attention(model: Any, device: torch.device) -> None:
@@ -84,27 +97,38 @@ def why_no_flex(model: Any, device: torch.device) -> str | None:
     """What keeps FlexAttention from this model's attention on this device; None where it agrees with masked SDPA.
 
     Compiled, forward and backward, in the shape of its heads and in the precision of the run.
+
+    Raises:
+        ConfigError: the GPU answers no more; what caused it tells that this process is of no use.
     """
-    precision, config = capabilities_of(model).precision, model.config
-    heads = config.num_attention_heads
-    groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    layout = packed(collate([EncodedPair("a", *((1,) * tokens for tokens in _TRIAL))], [0])).to(device)
-    module = SimpleNamespace(training=True, is_causal=True, num_key_value_groups=groups)
+    try:
+        if all(_agrees(model, device, tokens) for tokens in _TRIALS):
+            return None
+        return "its output or gradient is not that of SDPA under a mask"
+    except Exception as error:  # whatever a compiler, a missing kernel or a driver raises
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        if classify(error) != "device":
+            return said
+        problem = f"execution.attention: the GPU failed while FlexAttention was tried: {said}"
+        raise ConfigError(problem, fix="set execution.attention: sdpa") from error
+
+
+def _agrees(model: Any, device: torch.device, tokens: tuple[int, int, int]) -> bool:
+    """Whether output and gradients of one packed row are those of SDPA, and the output without a gradient, too."""
+    precision, (heads, keys, width) = capabilities_of(model).precision, heads_of(model)
+    layout = packed(collate([EncodedPair("a", *((1,) * count for count in tokens))], [0])).to(device)
+    module = SimpleNamespace(training=True, is_causal=True, num_key_value_groups=heads // keys)
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, heads // share, layout.ids.shape[1], width) for share in (1, groups, groups)]
+    shapes = [(1, count, layout.ids.shape[1], width) for count in (heads, keys, keys)]
     parts = [torch.randn(shape, generator=generator).to(device, precision.compute) for shape in shapes]
     seed = torch.randn(1, shapes[0][2], heads, width, generator=generator).to(device, precision.compute)
 
     def run(mask: Any) -> list[Tensor]:
         query, key, value = leaves = [part.clone().requires_grad_() for part in parts]
         output, _ = attend(module, query, key, value, mask, scaling=width**-0.5)
-        return [output.detach(), *torch.autograd.grad(output, leaves, seed)]
+        with torch.no_grad():
+            alone, _ = attend(module, parts[0], parts[1], parts[2], mask, scaling=width**-0.5)
+        return [output.detach(), alone, *torch.autograd.grad(output, leaves, seed)]
 
-    try:
-        ways = zip(run(layout.block_mask()), run(layout.mask()), strict=True)
-        if not all(precision.same(one, two) for one, two in ways):
-            return "its output or gradient is not that of SDPA under a mask"
-    except Exception as error:  # whatever a compiler, a missing kernel or a driver raises
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    return None
+    ways = zip(run(layout.block_mask()), run(layout.mask()), strict=True)
+    return all(precision.same(one, two) for one, two in ways)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rcray.data.batch import Batch, Side
 from rcray.data.layout import Layout, packed, two_rows, worth_packing
 from rcray.errors import ConfigError
+from rcray.faults import classify
 from rcray.models.blocks import blocks_of
 from rcray.models.forward import FLEX, answer_logps, attention_of, body_of
 from rcray.models.head import Sketch
@@ -29,6 +30,7 @@ class Capabilities:
 
     sketch: Sketch | None = None  # beside its head, where scores are estimated by one
     tokens: int | None = None  # that a forward without a graph has room for, where it was found that more have not
+    untried: bool = False  # a known architecture whose numbers are only pretended: ways agree without being compared
 
     def __init__(self, model: Any):
         self._model = weakref.ref(model)
@@ -53,7 +55,7 @@ class Capabilities:
         """
         model, head = self.model, self.model.get_output_embeddings()
         shaped = any(getattr(getattr(model, "config", None), n, None) not in (None, 0, 1) for n in _LOGIT_SHAPING)
-        plain = not shaped and _is_linear(head) and _head_is_last(model, head, self.precision)
+        plain = not shaped and _is_linear(head) and (self.untried or _head_is_last(model, head, self.precision))
         if not plain:
             log.info("%s does more than apply its head; likelihoods take the plain path", type(model).__name__)
         return plain
@@ -69,7 +71,8 @@ class Capabilities:
             and self._agree(lambda batch: _logps(model, packed(batch)), lambda batch: _logps(model, two_rows(batch)))
         )
         if not packs:
-            log.info("%s does not take packed rows; each pair is forwarded as two rows", type(model).__name__)
+            level = logging.INFO if model.get_output_embeddings().weight.device.type == "cpu" else logging.WARNING
+            log.log(level, "%s does not take packed rows; each pair is forwarded as two rows", type(model).__name__)
         return packs
 
     @cached_property
@@ -85,6 +88,8 @@ class Capabilities:
 
     def _agree(self, *ways: Callable[[Batch], Tensor]) -> bool:
         """Whether ways to compute likelihoods agree on a few tokens; one that cannot be gone does not."""
+        if self.untried:
+            return True
         weight = self.model.get_output_embeddings().weight
         words = torch.arange(1, 12) % weight.shape[0]
 
@@ -96,7 +101,9 @@ class Capabilities:
         try:
             with torch.no_grad(), self.precision():
                 one, two = (way(batch) for way in ways)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError) as error:
+            if classify(error) in ("memory", "device"):  # says nothing of the way
+                raise
             return False
         return self.precision.agree(one, two)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rcray.models.capabilities import capabilities_of
-from rcray.models.forward import FLEX, attention_of
+from rcray.models.forward import FLEX, attention_of, heads_of
 from rcray.records.status import Device
 
 GIB = 2**30
@@ -24,33 +24,38 @@ class Tried:
     problems: tuple[tuple[str, str], ...] = ()
 
 
-def attention_kernel(query: Tensor, mask: Tensor | None) -> str:
+def attention_kernel(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     """The kernel that torch takes for causal rows, or for rows with a mask of ours."""
-    choice = torch._fused_sdp_choice(query, query, query, mask, 0.0, mask is None)
+    grouped = key.shape[1] < query.shape[1]
+    choice = torch._fused_sdp_choice(query, key, key, mask, 0.0, mask is None, enable_gqa=grouped)
     return KERNELS.get(int(choice), str(choice))
 
 
-def attention_kernels(device: torch.device, dtype: torch.dtype, heads: int, width: int) -> dict[str, str]:
-    """Which kernels plain and packed rows are computed by."""
-    query = torch.zeros(1, heads, 64, width, dtype=dtype, device=device)
+def attention_kernels(device: torch.device, dtype: torch.dtype, heads: int, keys: int, width: int) -> dict[str, str]:
+    """Which kernels plain and packed rows are computed by; under a mask transformers repeats the keys' heads."""
+    query, key = (torch.zeros(1, count, 64, width, dtype=dtype, device=device) for count in (heads, keys))
     mask = torch.ones(1, 1, 64, 64, dtype=torch.bool, device=device).tril()
-    return {"plain": attention_kernel(query, None), "packed": attention_kernel(query, mask)}
+    return {"plain": attention_kernel(query, key, None), "packed": attention_kernel(query, query, mask)}
 
 
 def device_record(model: Any, device: torch.device) -> Device | None:
     """What is written down of the card a run is on; None on a CPU."""
     if device.type != "cuda":
         return None
-    precision, config = capabilities_of(model).precision, model.config
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    precision = capabilities_of(model).precision
     by = attention_of(model) or "eager"
     if by in ("sdpa", FLEX):
-        kernels = attention_kernels(device, precision.compute, heads, width)
+        kernels = attention_kernels(device, precision.compute, *heads_of(model))
         rows = kernels["packed"] if by == "sdpa" else "FlexAttention"
         by = f"sdpa: plain rows by {kernels['plain']}, packed rows by {rows}"
     peak = torch.cuda.max_memory_allocated(device)
     return Device(torch.cuda.get_device_name(device), precision.name.removeprefix("torch."), by, peak)
+
+
+def forget_peak(device: torch.device) -> None:
+    """What a card held before is not this run's: processes are used for one after the other."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def try_card(index: int) -> Tried:
@@ -104,7 +109,7 @@ def _attention(device: torch.device) -> str:
     with torch.cuda.device(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if native else torch.float16
-    kernels = attention_kernels(device, dtype, heads=8, width=128)
+    kernels = attention_kernels(device, dtype, heads=8, keys=8, width=128)
     return f"attention by {kernels['plain']} (packed rows: {kernels['packed']})"
 
 

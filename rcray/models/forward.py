@@ -38,6 +38,14 @@ def attention_of(model: Any) -> str | None:
     return getattr(model.config, "_attn_implementation", None)
 
 
+def heads_of(model: Any) -> tuple[int, int, int]:
+    """Heads of the queries, heads of keys and values, and the width of one."""
+    config = model.config
+    heads: int = config.num_attention_heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return heads, keys, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
 def answer_hidden(model: Any, layout: Layout, mlp: nn.Module | None = None) -> Tensor:
     """Hidden states that predict the answer tokens, [answers, hidden], with their graph; `mlp` computes no others."""
     inputs: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}

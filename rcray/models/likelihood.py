@@ -46,21 +46,25 @@ def side_logps(
     allowed = capabilities_of(model)
     if keep_distribution or not allowed.plain_head:
         return _logps_from_logits(model, side, mask, keep_distribution)
-    hidden = body_of(model)(input_ids=side.ids, attention_mask=side.attention, use_cache=False).last_hidden_state
-    answer = mask.bool()
-    head = model.get_output_embeddings()
-    picked = head_logps(head, hidden[:, :-1][answer], side.ids[:, 1:][answer], allowed.sketch, on_logits)
-    return SideLogps(
-        torch.zeros(mask.shape, dtype=picked.dtype, device=picked.device).masked_scatter(answer, picked), mask
-    )
+    with one_a_row():
+        hidden = body_of(model)(**_inputs(side), use_cache=False).last_hidden_state
+    places, head = side.predicts, model.get_output_embeddings()
+    before = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places)
+    picked = head_logps(head, before, side.ids.flatten().index_select(0, places + 1), allowed.sketch, on_logits)
+    logp = torch.zeros(side.ids.numel(), dtype=picked.dtype, device=picked.device).index_copy(0, places, picked)
+    return SideLogps(logp.view(side.ids.shape)[:, :-1].contiguous(), mask)
+
+
+def _inputs(side: Side) -> dict[str, Tensor]:
+    """Off the CPU without a mask: padding is behind what is read, and a mask is asked whether it hides anything."""
+    if side.ids.device.type != "cpu":
+        return {"input_ids": side.ids}
+    return {"input_ids": side.ids, "attention_mask": side.attention}
 
 
 def _logps_from_logits(model: Any, side: Side, mask: Tensor, keep_distribution: bool) -> SideLogps:
-    inputs = {"input_ids": side.ids, "attention_mask": side.attention}
-    if side.ids.device.type != "cpu":  # padding is behind what is read, and a mask is asked whether it hides anything
-        del inputs["attention_mask"]
     with one_a_row():
-        logits = model(**inputs, use_cache=False).logits[:, :-1]
+        logits = model(**_inputs(side), use_cache=False).logits[:, :-1]
     log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     picked = log_probs.gather(-1, side.ids[:, 1:, None]).squeeze(-1)
     # where, not a product: a non-finite logit on a prompt or pad position must not leak in as nan * 0

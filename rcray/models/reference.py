@@ -15,6 +15,7 @@ import math
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,7 +73,8 @@ def reference_logps(loaded: LoadedModel, data: EncodedPairs, cache: Path, device
             return cached
         aside = path.with_suffix(f".disagrees-{uuid.uuid4().hex[:8]}")  # a name of its own: none is written over
         log.warning("reference cache %s %s; kept as %s, building it again", path.name, off, aside.name)
-        path.replace(aside)
+        with suppress(FileNotFoundError):  # another process has put it aside
+            path.replace(aside)
     shards = _cut(data.lengths, SHARD_FORWARDS * budget(loaded.model, device))
     build = _Build(path, shards, partial(_forward, loaded, data, device=device))
     build.locks.mkdir(parents=True, exist_ok=True)
@@ -165,10 +167,10 @@ def _forward(
     on_pairs: Callable[[int], None] | None = None,
 ) -> ReferenceLogps:
     with adapters_off(loaded.model):  # of a LoRA run: the model its adapter starts from
-        return pair_logps(loaded.model, data, index, device, on_pairs)
+        return summed_logps(loaded.model, data, index, device, on_pairs)
 
 
-def pair_logps(
+def summed_logps(
     model: Any,
     data: EncodedPairs,
     index: Sequence[int],

@@ -221,4 +221,7 @@ def tensor_entries(path: Path) -> dict[str, Any]:
 def save_whole(model: Any, directory: Path) -> None:
     """Saves a model from whichever worker builds it: by itself, transformers writes weights on rank 0 alone."""
     model.should_save_on_this_rank = lambda is_main_process: True
-    model.save_pretrained(directory, safe_serialization=True)
+    try:
+        model.save_pretrained(directory, safe_serialization=True)
+    finally:
+        del model.should_save_on_this_rank  # the method of its class again

@@ -40,11 +40,17 @@ COLUMNS: tuple[Column, ...] = (
     Column("rho", "float", "rho", "cosine of the two scores"),
     Column("log_r_base", "float", "log r", "incentive ratio of the objective, before calibration"),
     Column("log_r", "float", "log r", "incentive ratio of the update that was made"),
-    Column("log_r_star", "float", "log r*", "centre of the band"),
-    Column("band_lower", "float", "log r* + log rho", "lower edge: below it the winner falls"),
-    Column("band_upper", "float", "log r* - log rho", "upper edge: above it the loser rises"),
-    Column("slack", "float", "Delta", "log-distance of log r to the nearer edge; negative outside the band"),
-    Column("in_band", "bool", "", "whether the update made lies inside the band"),
+    Column("log_r_star", "float", "log r*", "centre of the band at the head or adapters"),
+    Column(
+        "band_lower", "float", "log r* + log rho", "its lower edge, at the head or adapters: below it the winner falls"
+    ),
+    Column(
+        "band_upper", "float", "log r* - log rho", "its upper edge, at the head or adapters: above it the loser rises"
+    ),
+    Column(
+        "slack", "float", "Delta", "log-distance of log r to the nearer edge, at the head or adapters; negative outside"
+    ),
+    Column("in_band", "bool", "", "whether log r lies inside the band at the head or adapters; no prediction"),
     Column("log_alpha", "float", "log alpha", "log of the calibration factor; 0 without calibration"),
     Column("clipped", "float", "", "share of the step's calibrations that were clipped to the band"),
     Column("skipped", "str", "", "why calibration left the step alone, or no update was made", metric=False),

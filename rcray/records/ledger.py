@@ -3,7 +3,8 @@
 import json
 import textwrap
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from rcray.records.parsing import parser
 from rcray.records.states import FINISHED, State
 
 LEDGER = "ledger.json"
-_STOPPED = "stopped.json"
+STOPPED = "stopped.json"
+_NOTES = 20  # that fit under a table
 _NO_CELLS = "[]\n}"  # how the JSON of a ledger without cells ends
 
 
@@ -26,9 +28,9 @@ class LedgerEntry:
     step: int = 0
     total_steps: int | None = 0  # None: known once the data is read
     seconds: float = 0.0
-    in_band: float | None = None
+    in_band: float | None = None  # by the paper's band at the head or the adapters
     error: str = ""
-    note: str = ""  # what was changed so that the cell could run at all; that it lost its winner
+    note: str = ""  # what was changed so that it could run at all; a lost winner; bands that disagree
     varied: tuple[tuple[str, Any], ...] = ()  # the settings that distinguish it from its experiment's other cells
     doing: str = ""  # of a running cell: its phase, how far that is, rate and time left
 
@@ -39,6 +41,10 @@ class Ledger:
 
     cells: tuple[LedgerEntry, ...] = ()
     updated: float = 0.0
+
+    def only(self, run_ids: Collection[str]) -> "Ledger":
+        """The entries of these runs alone."""
+        return replace(self, cells=tuple(entry for entry in self.cells if entry.run_id in run_ids))
 
     def tally(self) -> dict[State, int]:
         """How many cells have each state, in the order of the states."""
@@ -64,8 +70,10 @@ class Ledger:
         return [f"{entry.label}: {entry.doing}" for entry in self.cells if entry.doing]
 
     def notes(self) -> list[str]:
-        """One line per cell that did not run as asked, or lost its winner."""
-        return [f"* {entry.label}: {entry.note}" for entry in self.cells if entry.note]
+        """One line per cell with a note; of many the first ones, and how many more there are."""
+        lines = [f"* {entry.label}: {entry.note}" for entry in self.cells if entry.note]
+        rest = len(lines) - _NOTES
+        return [*lines[:_NOTES], f"* and {rest} more with a note, in {LEDGER}"] if rest > 0 else lines
 
 
 _parse = parser(Ledger)
@@ -106,9 +114,14 @@ def write_ledger(experiment: Path, ledger: Ledger) -> None:
 
 def read_stopped(experiment: Path) -> dict[str, str]:
     """Runs that an experiment's search stopped early, and why; to any other experiment they are unfinished."""
-    return recover_json(experiment / _STOPPED, {}, "what to stop is decided again", _parse_stopped)
+    return recover_json(experiment / STOPPED, {}, "what to stop is decided again", _parse_stopped)
+
+
+def peek_stopped(experiment: Path) -> dict[str, str]:
+    """The same for whoever changes nothing: a damaged file stays where it is, and is an error."""
+    return read_json(experiment / STOPPED, {}, parse=_parse_stopped)
 
 
 def write_stopped(experiment: Path, run_id: str, reason: str) -> None:
     """Writes down that a search has seen enough of a run."""
-    write_json(experiment / _STOPPED, {**read_stopped(experiment), run_id: reason})
+    write_json(experiment / STOPPED, {**read_stopped(experiment), run_id: reason})

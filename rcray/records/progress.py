@@ -1,7 +1,7 @@
-"""`.progress.json`: how far a run is inside its cell, while somebody carries it out.
+"""`.progress.json`: which phase a run is in and how far, while a process works on it.
 
-Whoever carries a run out reports what it is at; the file is written about once a second and removed at the end, so it
-tells a run that is under way from one whose process was killed: that one has no file, or one of a dead process.
+That process reports; the file is written about once a second and removed at the end, so it tells a run that is under
+way from one whose process was killed: that one has no file, or one of a dead process.
 """
 
 import os
@@ -76,7 +76,7 @@ _parse = parser(Progress)
 
 
 def read_progress(run: Path) -> Progress | None:
-    """What is being done in a run's directory; None where nobody is at it."""
+    """What is being done in a run's directory; None where no process works on it."""
     try:
         progress: Progress = read_json(run / FILE, Progress(), parse=_parse)
     except Exception:  # a damaged note of progress is no note
@@ -85,7 +85,7 @@ def read_progress(run: Path) -> Progress | None:
 
 
 def state_now(run: Path, recorded: State) -> State:
-    """The recorded state of a run; one that says `running` with nobody at it was killed, and waits to be continued."""
+    """The recorded state of a run; one that says `running` without a process was killed, and waits to be continued."""
     return State.PENDING if recorded is State.RUNNING and read_progress(run) is None else recorded
 
 

@@ -49,7 +49,8 @@ class RunStatus:
     total_steps: int | None = None  # known once the data is read
     seconds: float = 0.0
     tokens: int = 0
-    in_band: float | None = None  # share of the steps
+    in_band: float | None = None  # share of the steps, by the paper's band at the head or the adapters
+    looks_iii: float | None = None  # share of the looks at fresh pairs that saw pathway iii; None: no looks
     winner_drift: float | None = None  # nats per answer token that the probe's winners moved since the start
     best: Standing | None = None
     data: str = ""  # which pairs were kept, in words
@@ -69,6 +70,23 @@ def winner_lost(status: RunStatus) -> str:
     if drift is None or drift >= WINNER_LOST:
         return ""
     return f"winner lost: the chosen answers of the probe set fell by {-drift:.1f} nats per token"
+
+
+#: Shares of a run that are further apart are two accounts of it.
+BANDS_APART = 0.5
+
+
+def disagreement(in_band: float | None, looks_iii: float | None, scores_at: str = "head") -> str:
+    """What to say of a run that the paper's band and the updates tell differently; else nothing.
+
+    Args:
+        in_band: share of the steps inside the band at the scores, which promises pathway iii.
+        looks_iii: share of the looks whose pairs moved along pathway iii under the updates made.
+        scores_at: where the band was measured.
+    """
+    if in_band is None or looks_iii is None or not abs(in_band - looks_iii) >= BANDS_APART:
+        return ""
+    return f"{scores_at}: {in_band:.0%} inside; update: iii in {looks_iii:.0%} of looks"
 
 
 _parse = parser(RunStatus)

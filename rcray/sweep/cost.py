@@ -13,7 +13,7 @@ from rcray.config.datasets import source_of
 from rcray.config.shape import WIDE, Shape
 from rcray.data.survey import survey
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
-from rcray.sweep.memory import BYTES, GIB, train_memory
+from rcray.sweep.memory import BYTES, GIB, train_memory, training_bytes
 
 CPU_FLOPS = 2e10  # of one core, small matrices
 CPU_FLOPS_WIDE = 4.5e10  # the same from WIDE hidden units on; measured on SmolLM2-135M
@@ -125,8 +125,8 @@ def _hours(config: RunConfig, flops: float, pairs: int, gpu: Accelerator) -> flo
     execution, train = config.execution, config.train
     workers = max(1, execution.workers)
     if execution.gpus_per_worker:
-        # A share of a card does a share of its work.
-        return flops / (gpu.rate(config) * workers * execution.gpus_per_worker) / 3600
+        # A share of a card does a share of its work; of several a worker uses one.
+        return flops / (gpu.rate(config) * workers * min(1.0, execution.gpus_per_worker)) / 3600
     micro_batches = train.steps(pairs) * (train.batch_size // train.micro_batch_size)
     shape = config.model.shape
     rate = CPU_FLOPS_WIDE if shape is not None and shape.hidden >= WIDE else CPU_FLOPS
@@ -134,10 +134,15 @@ def _hours(config: RunConfig, flops: float, pairs: int, gpu: Accelerator) -> flo
 
 
 def _host_bytes(config: RunConfig, shape: Shape | None, train_bytes: float | None) -> float:
-    """Main memory: the processes, and on a CPU what is trained, on a GPU the weights on their way there."""
+    """Main memory: the processes, and on a CPU what is trained.
+
+    On a GPU the weights on their way there, or the copy of a checkpoint that a thread writes, whichever is more.
+    """
     execution = config.execution
     workers = max(1, execution.workers)
     processes = PROCESS_BYTES * workers + (GROUP_BYTES if execution.workers else 0)
     if execution.gpus_per_worker:
-        return processes + workers * (0 if shape is None else shape.parameters * BYTES[config.model.dtype])
+        if shape is None:
+            return processes
+        return processes + workers * max(shape.parameters * BYTES[config.model.dtype], training_bytes(config, shape))
     return processes + workers * (train_bytes or 0)

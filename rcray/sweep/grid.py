@@ -35,11 +35,16 @@ class Cell:
         varied = [[path, value] for path, value in self.varied]
         return {"run_id": self.run_id, "varied": varied, "config": self.config.model_dump(mode="json")}
 
+    @staticmethod
+    def key_of(content: Mapping[str, Any]) -> str:
+        """The run id in a cell's JSON, whether or not this version understands its settings."""
+        return str(content["run_id"])
+
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> "Cell":
         """The cell of its JSON; ValueError where this version does not understand its settings."""
         varied = tuple((path, value) for path, value in content["varied"])
-        return cls(content["run_id"], RunConfig.model_validate(content["config"]), varied)
+        return cls(cls.key_of(content), RunConfig.model_validate(content["config"]), varied)
 
 
 def expand(

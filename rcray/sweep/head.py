@@ -50,7 +50,7 @@ class HeadWatch:
     def _end(self, head: psutil.Process) -> None:
         error = HeadLostError(
             f"Ray's head on this machine ended ({_HEAD}, process {head.pid}), and the sweep with it",
-            fix="look what ended it (memory, an administrator); the same command continues",
+            fix="find out what ended it (memory, an administrator); the same command continues",
         )
         try:
             _end_family()

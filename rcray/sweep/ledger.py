@@ -9,7 +9,7 @@ from typing import Any
 from rcray.records.ledger import Ledger, LedgerEntry, LedgerFile, read_stopped
 from rcray.records.progress import TRAINING, read_progress
 from rcray.records.states import UNSUCCESSFUL, State
-from rcray.records.status import winner_lost
+from rcray.records.status import RunStatus, disagreement, winner_lost
 from rcray.secrets import redact
 from rcray.store import Store
 from rcray.sweep.grid import Cell
@@ -114,14 +114,20 @@ def _entry(
         record.seconds,
         record.in_band,
         error=redact(record.error) if state in UNSUCCESSFUL else "",
-        note="; ".join(filter(None, [stopped.get(cell.run_id) or run.read_adjusted().note, winner_lost(record)])),
+        note="; ".join(filter(None, [stopped.get(cell.run_id) or run.read_adjusted().note, *_outcome(cell, record)])),
         varied=cell.varied,
         doing=doing.text if doing else "",
     )
 
 
+def _outcome(cell: Cell, record: RunStatus) -> tuple[str, ...]:
+    """What is to be said of how a run went; of its bands only once it is through."""
+    bands = disagreement(record.in_band, record.looks_iii, cell.config.calibration.scores_at)
+    return winner_lost(record), bands if record.status is State.OK else ""
+
+
 def ledger_table(ledger: Ledger, title: str, waiting: str = "") -> Any:
-    """A rich table of every cell; a star marks one that was changed so that it could run. `waiting`: a last line."""
+    """A rich table of every cell; a star marks one with a note. `waiting`: a last line."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -137,7 +143,7 @@ def ledger_table(ledger: Ledger, title: str, waiting: str = "") -> Any:
     table.add_column("cell", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("band", justify="right", no_wrap=True, min_width=4)
+    table.add_column("head band", justify="right", min_width=4)  # the title breaks before labels do
     table.add_column("s", justify="right", no_wrap=True)
     table.add_column("run", no_wrap=True)
     for entry in ledger.cells:

@@ -6,21 +6,26 @@ processes of a node often die before it does. A process that was lost on a node 
 that is broken, so its cell goes to another node, where there is one that holds it.
 """
 
+import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from rcray.faults import classify
-from rcray.records.states import State
+from rcray.records.given_up import GivenUp, with_given_up
+from rcray.records.states import UNSUCCESSFUL, State
+from rcray.store import RunDir
+from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import LiveLedger
 from rcray.sweep.placement import NodeKind
 from rcray.sweep.storage import RemoteRuns
+from rcray.train.launch import is_finished
 
 PROCESSES = 3
 NODES = 20  # of one cell: it is the cell that ends them
 #: In a trial's first report: its node, and whether it sees the store of the sweep.
 NODE, SHARES_STORE = "node", "shares_store"
-#: In a trial's settings: why its next process only writes down that it is given up.
-GIVEN_UP = "given_up"
+_SHOWN = 400  # characters of what Ray says
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -80,7 +85,7 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
             losses = self.losses.setdefault(key, Losses())
             losses.nodes.append(self._node.pop(key, ""))
             if reason := losses.verdict(nodes):
-                trial.config = {**trial.config, GIVEN_UP: _given_up(reason, trial.get_pickled_error())}
+                trial.config = with_given_up(trial.config, given_up(reason, trial.get_pickled_error()))
                 trial.max_failures = 0  # if even that process is lost, that is all
                 self.given_up = True
             else:
@@ -90,16 +95,23 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
 
 
 def _key(trial: Any) -> str:
-    return str(trial.config["cell"]["run_id"])
+    return Cell.key_of(trial.config["cell"])
 
 
-def _given_up(reason: str, error: BaseException | None) -> dict[str, str]:
+def given_up(lost: str, error: BaseException | None) -> GivenUp:
+    """The outcome of a cell whose processes were lost, the last with this error."""
     memory = error is not None and classify(error) == "memory"
-    return {
-        "state": State.OOM if memory else State.FAILED,
-        "lost": reason,
-        "reason": " ".join(str(error or "").split())[:400],
-    }
+    return GivenUp(State.OOM if memory else State.FAILED, lost, " ".join(str(error or "").split())[:_SHOWN])
+
+
+def write_given_up(run: RunDir, outcome: GivenUp) -> bool:
+    """The status of a cell that is given up; False where its run has an outcome of its own."""
+    record = run.read_status()
+    if record.status in UNSUCCESSFUL or is_finished(run):
+        return False
+    text = outcome.text(record.error)
+    run.write_status(replace(record, run_id=run.run_id, status=outcome.state, error=text, updated=time.time()))
+    return True
 
 
 def _alive() -> dict[str, dict[str, float]]:

@@ -21,7 +21,7 @@ GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FOUR_BIT_BYTES = 0.5 + 4 / 64  # nf4: half a byte, and a float32 scale for each 64 weights
 #: Kept per token, layer and hidden unit, without attention matrices (Korthikanti et al. 2022); with checkpointing only
-#: what goes into each block.
+#: what goes into each block. Between 4-bit layers all of it is float32.
 ACTIVATION_VALUES, CHECKPOINT_VALUES = 17, 1
 FORWARD_TOKENS = 16384  # of a forward without a graph on a GPU, as models/inference.py cuts them
 GPU_CONTEXT_BYTES = 1.0 * GIB  # CUDA's own, and cuBLAS's workspace
@@ -40,13 +40,21 @@ class Peak:
         return self.fixed + self.per_token * tokens
 
 
-def peak_key(config: RunConfig) -> str:
-    """What decides a step's memory beside its tokens, as peaks.json names it."""
+def peak_key(config: RunConfig, *, looks: bool = False) -> str:
+    """What decides a step's memory beside its tokens, as peaks.json names it; `looks`: as if it took looks."""
     model = config.model
     kept = "checkpointed" if config.execution.gradient_checkpointing else "kept"
     adapters = f" r{model.lora.r}" if model.trains_adapters else ""
     stored = "" if model.quantized else f" {8 * BYTES[model.dtype]}-bit"
+    kept += ", distributions" if reads_distributions(config) else ""
+    kept += ", full scores" if config.calibration.scores == "full" or config.calibration.record_full else ""
+    kept += ", looks" if config.calibration.look_every or looks else ""
     return f"{model.name} {model.method}{adapters}{stored} in {8 * BYTES[config.compute_dtype]}-bit products, {kept}"
+
+
+def reads_distributions(config: RunConfig) -> bool:
+    """Whether the objective compares whole next-token distributions, of the model and of its reference."""
+    return config.needs_reference and config.objective.traits.needs_reference_distribution
 
 
 @cache
@@ -54,6 +62,12 @@ def measured_peaks() -> dict[str, Peak]:
     """Those that are kept as data."""
     content = json.loads(resources.files("rcray.sweep").joinpath("peaks.json").read_text())
     return {key: Peak(**values) for key, values in content["peaks"].items()}
+
+
+def known_peak(config: RunConfig) -> Peak | None:
+    """That of a GPU cell where it is kept as data; a run without looks holds no more than one that takes them."""
+    peaks = measured_peaks()
+    return peaks.get(peak_key(config)) or peaks.get(peak_key(config, looks=True))
 
 
 def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | None = None) -> float:
@@ -70,9 +84,10 @@ def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | Non
         tokens = max(2 * longest, config.train.micro_batch_tokens)
     if not execution.gpus_per_worker:
         return ruled_peak(config, shape).at(tokens)
-    peak = peak or measured_peaks().get(peak_key(config)) or ruled_peak(config, shape)
+    extra = extra_weights(config, shape) if peak is None else 0.0  # its own step has them
+    peak = peak or known_peak(config) or ruled_peak(config, shape)
     alive = max(peak.at(tokens), _weights(config, shape) + FORWARD_TOKENS * forward_bytes(config, shape))
-    return alive * ALLOCATOR + extra_weights(config, shape) + GPU_CONTEXT_BYTES
+    return alive * ALLOCATOR + extra + GPU_CONTEXT_BYTES
 
 
 def forward_bytes(config: RunConfig, shape: Shape) -> float:
@@ -117,20 +132,33 @@ def _weights(config: RunConfig, shape: Shape) -> float:
 
 
 def extra_weights(config: RunConfig, shape: Shape) -> float:
-    """A second copy of the model, where token-level objectives read a reference that no adapter can be switched off."""
-    live = config.needs_reference and config.objective.traits.token_level
+    """A second copy of the model, where an objective reads a live reference and no adapter can be switched off.
+
+    Such are those of tokens, and KTO with the baseline of mismatched pairs.
+    """
+    token_level, baseline = config.objective.traits.token_level, getattr(config.objective, "baseline", "none")
+    live = config.needs_reference and (token_level or baseline == "kl")
     return frozen_bytes(config, shape) if live and not config.model.trains_adapters else 0.0
 
 
-def ruled_peak(config: RunConfig, shape: Shape) -> Peak:
-    """By rule of thumb: what the shape says, without looking."""
-    model, width = config.model, BYTES[config.model.dtype]
-    if model.trains_adapters:
-        trained, trained_width = shape.adapters(model.lora.r, model.lora.targets), 4
-    else:
-        trained, trained_width = shape.parameters, width
+def training_bytes(config: RunConfig, shape: Shape) -> float:
+    """Gradients and the optimizer's moments; a checkpoint is as large, with what is trained in the gradients' place."""
+    model = config.model
+    trained = shape.adapters(model.lora.r, model.lora.targets) if model.trains_adapters else shape.parameters
+    width = 4 if model.trains_adapters else BYTES[model.dtype]
     moments = {"adamw": 2.0, "adamw8bit": 0.5, "sgd": 1.0 if config.train.momentum else 0.0}
-    fixed = _weights(config, shape) + trained * trained_width * (1 + moments.get(config.train.optimizer, 2.0))
-    values = CHECKPOINT_VALUES if config.execution.gradient_checkpointing else ACTIVATION_VALUES
-    kept = shape.layers * values + (ACTIVATION_VALUES if config.execution.gradient_checkpointing else 0)
-    return Peak(float(fixed), float(kept * shape.hidden * BYTES[config.compute_dtype]))
+    return trained * width * (1 + moments.get(config.train.optimizer, 2.0))
+
+
+def ruled_peak(config: RunConfig, shape: Shape) -> Peak:
+    """By rule of thumb: what the shape says, without looking. A sixth off at most where a peak was measured."""
+    model, dtype, products = config.model, BYTES[config.model.dtype], BYTES[config.compute_dtype]
+    fixed = _weights(config, shape) + training_bytes(config, shape)
+    if not model.trains_adapters:
+        fixed += shape.parameters * products * (products != dtype)  # autocast's copy
+        fixed += shape.parameters * dtype * 2 * bool(config.calibration.look_every)  # both branches of the gradient
+    block = ACTIVATION_VALUES * shape.hidden
+    kept = shape.layers * block
+    if config.execution.gradient_checkpointing:  # and in the block that is computed again, its gradients
+        kept = shape.layers * CHECKPOINT_VALUES * shape.hidden + 2 * block + 4 * shape.intermediate * shape.gated
+    return Peak(float(fixed), float(kept * (4 if model.quantized else products)))

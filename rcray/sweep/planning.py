@@ -8,6 +8,7 @@ from typing import Any
 from rcray.config import Experiment
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
+from rcray.errors import ConfigError
 from rcray.records.progress import state_now
 from rcray.records.states import SETTLED, State
 from rcray.records.status import read_status
@@ -24,14 +25,14 @@ from rcray.sweep.cost import (
     training_pairs,
 )
 from rcray.sweep.grid import Cell
-from rcray.sweep.memory import Peak, pretended_peak, train_memory
+from rcray.sweep.memory import Peak, known_peak, pretended_peak, train_memory
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
 MEASURED = (
     "Measured here: one micro-batch of each kind of cell, one cell at a time; looks, reference, probes and held-out "
-    "pairs are counted, benchmarks are not. Memory is that of the process. Of GPU cells without a GPU here, memory is "
-    "that of a step on a pretended one, and hours are estimates."
+    "pairs are counted, benchmarks are not. Memory is that of the process, or of a step with the longest pairs on a "
+    "pretended GPU; hours of GPU cells without a GPU here are estimates."
 )
 _WIDE = 110  # columns
 
@@ -45,6 +46,7 @@ class PlannedCell:
     cost: Cost
     experiments: list[str] = field(default_factory=list)
     steps: int | None = None  # of the encoded data, once that was made
+    by_rule: bool = False  # a GPU cell whose memory nobody measured
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Plan:
                 "hours": planned.cost.hours,
                 "gpu_hours": planned.cost.gpu_hours,
                 "memory_bytes": planned.cost.train_bytes,
+                "memory_by_rule": planned.by_rule,
                 "experiments": planned.experiments,
             }
             for key, planned in self.cells.items()
@@ -132,7 +135,9 @@ def make_plan(
             if known is None:
                 run = Store.at(store).run(cell.run_id)
                 state = state_now(run.path, read_status(run.status).status)  # as it stands: a plan changes nothing
-                known = cells[cell.run_id] = PlannedCell(cell, state, estimate(cell.config, gpu))
+                by_rule = bool(cell.config.execution.gpus_per_worker) and known_peak(cell.config) is None
+                known = PlannedCell(cell, state, estimate(cell.config, gpu), by_rule=by_rule)
+                cells[cell.run_id] = known
             elif known.cell.config.execution != cell.config.execution:
                 theirs, ours = demand(known.cell.config).text, demand(cell.config).text
                 conflicts.append(
@@ -152,20 +157,16 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
     from rcray.sweep.measure import Measured, measure_apart, measurement_key
 
     measured: dict[str, Measured] = {}
-    peaks: dict[str, Peak] = {}
+    peaks: dict[str, Peak | None] = {}
     no_gpu = why_no_gpu() is not None
     for planned in plan.cells.values():
         config = planned.cell.config
         key = measurement_key(config)
-        shape = config.model.shape
-        if config.execution.gpus_per_worker and no_gpu:  # its memory, on a pretended one
-            if shape is None:
-                continue
-            if key not in peaks:
-                say(f"making a step of {planned.cell.label} on a pretended GPU")
-                peaks[key] = pretended_peak(config)
-            memory = train_memory(config, shape, longest_sequence(config), peaks[key])
-            planned.cost = replace(planned.cost, train_bytes=memory)
+        on_gpu = bool(config.execution.gpus_per_worker)
+        memory = _pretended_memory(planned, peaks, say) if on_gpu else None
+        if memory is not None:
+            planned.cost, planned.by_rule = replace(planned.cost, train_bytes=memory), False
+        if on_gpu and no_gpu:
             continue
         if key not in measured:
             say(f"measuring a micro-batch of {planned.cell.label}")
@@ -174,8 +175,29 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
         planned.steps = config.train.steps(seen.pairs)
-        planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=seen.peak_bytes)
+        # A card is timed; what it held is that of typical pairs, and the longest must find room.
+        held = cost.train_bytes if on_gpu else seen.peak_bytes
+        planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=held)
     return replace(plan, measured=True)
+
+
+def _pretended_memory(planned: PlannedCell, peaks: dict[str, Peak | None], say: Callable[[str], None]) -> float | None:
+    """What a cell's own step holds on a pretended GPU, with its longest pairs; None where that cannot be made."""
+    from rcray.sweep.measure import measurement_key
+
+    config, shape = planned.cell.config, planned.cell.config.model.shape
+    if shape is None:
+        return None
+    key = f"{measurement_key(config)} {config.objective.model_dump_json()}"
+    if key not in peaks:
+        say(f"making a step of {planned.cell.label} on a pretended GPU")
+        try:
+            peaks[key] = pretended_peak(config)
+        except ConfigError as error:
+            say(f"{error.message}; its estimate stays")
+            peaks[key] = None
+    peak = peaks[key]
+    return None if peak is None else train_memory(config, shape, longest_sequence(config), peak)
 
 
 def _same_names(named: Sequence[tuple[Path, str]]) -> list[str]:
@@ -232,7 +254,7 @@ def plan_table(plan: Plan, width: int) -> Any:
             planned.status,
             "?" if steps is None else f"{steps:,}",
             _takes(cost, on_gpu=bool(gpu)),
-            "?" if cost.train_bytes is None else f"{cost.train_bytes / 1e9:.1f}",
+            "?" if cost.train_bytes is None else f"{'~' * planned.by_rule}{cost.train_bytes / 1e9:.1f}",
             each if workers == 1 else f"{workers} x {each}",
             *([key] if wide else []),
             ", ".join(planned.experiments),
@@ -265,6 +287,10 @@ def summary(plan: Plan) -> str:
     lines += [text for text in dict.fromkeys(map(_local_text, plan.cells.values())) if text]
     if plan.reference_hours:
         lines.append(f"about {plan.reference_hours:,.1f} GPU-hours for reference likelihoods, computed once and shared")
+    if ruled := sum(planned.by_rule for planned in plan.cells.values()):
+        lines.append(
+            f"~ memory of {ruled} cells is by rule, and may be far off: `rcray plan --measure` makes their step"
+        )
     return "\n".join([*lines, MEASURED if plan.measured else assumptions(plan.gpu if plan.uses_gpus else None)])
 
 
@@ -280,7 +306,7 @@ def assumptions(gpu: Accelerator | None) -> str:
         f"Estimates assume a {gpu.name} ({gpu.flops / 1e12:g} TFLOP/s in 16 bits, {gpu.utilisation:.0%} of it used, "
         f"{gpu.memory / 1e9:g} GB; --gpu names another), {_TOKENS} tokens a sequence; rcray/sweep/cost.py has all of "
         "them. Held-out pairs are counted, looks and benchmarks are not. Memory is one worker's, on its device, with "
-        "the longest pairs: measured on the real shapes of the presets (rcray/sweep/memory.py), by rule for others."
+        "the longest pairs: measured on the real shapes of the presets, by rule where marked ~ (rcray/sweep/memory.py)."
     )
 
 

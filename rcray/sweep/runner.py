@@ -19,23 +19,22 @@ from typing import Any
 from rcray.config import RunConfig, run_id
 from rcray.config.search import SearchConfig
 from rcray.errors import RcrayError
-from rcray.faults import classify
 from rcray.files import storage_fault
 from rcray.records.ledger import Ledger, read_stopped
-from rcray.records.states import UNSUCCESSFUL, State
+from rcray.records.states import State
 from rcray.store import RunDir, Store
 from rcray.sweep.connection import connected
 from rcray.sweep.cost import estimate
 from rcray.sweep.grid import Cell
 from rcray.sweep.head import HeadWatch
 from rcray.sweep.ledger import LiveLedger
-from rcray.sweep.losses import trial_watch
+from rcray.sweep.losses import given_up, trial_watch, write_given_up
 from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory, possible_nodes
 from rcray.sweep.preparation import prepare_shared
 from rcray.sweep.search import early_stops, scheduler
 from rcray.sweep.storage import RemoteRuns, check_nodes, marked, refusal
 from rcray.sweep.trial import STORAGE, Stage, run_trial
-from rcray.train.launch import is_finished, is_whole
+from rcray.train.launch import is_whole
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,7 @@ class SweepOptions:
     cluster_file: Path | None = None  # what an autoscaler may bring up
     search: SearchConfig | None = None  # ASHA stops what falls behind; None: every cell is trained to its end
     tried: Collection[str] = ()  # runs that this command has carried out already: their failures stand
+    only: Collection[str] | None = None  # runs to carry out, of all that the ledger lists; None: every one
 
 
 def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions) -> Ledger:
@@ -74,7 +74,8 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
     remote.fetch([cell.run_id for cell in cells])
     todo = unfinished(cells, store, directory, options)
     unready = {cell.run_id for cell in todo}
-    cached = [cell.run_id for cell in cells if cell.run_id not in unready]
+    incomplete = unready if options.only is None else {cell.run_id for cell in _incomplete(cells, store, options)}
+    cached = [cell.run_id for cell in cells if cell.run_id not in incomplete]
     live = LiveLedger(cells, store, directory, cached, remote.follow)
     stop = threading.Event()
 
@@ -120,7 +121,12 @@ def run_sweep(cells: Sequence[Cell], store: Store, directory: Path, options: Swe
 def unfinished(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOptions) -> list[Cell]:
     """The cells a sweep has something to do for."""
     left = {*options.tried, *(read_stopped(directory) if options.search else ())}
-    return [cell for cell in cells if cell.run_id not in left and not _is_complete(store, cell, options)]
+    wanted = [cell for cell in cells if options.only is None or cell.run_id in options.only]
+    return _incomplete([cell for cell in wanted if cell.run_id not in left], store, options)
+
+
+def _incomplete(cells: Sequence[Cell], store: Store, options: SweepOptions) -> list[Cell]:
+    return [cell for cell in cells if not _is_complete(store, cell, options)]
 
 
 def _settle(run: RunDir) -> None:
@@ -219,15 +225,8 @@ def _record_lost(results: Any, store: Store) -> bool:
             raise refusal(store, reason)
         if result.error is None:
             continue
-        run = store.run(result.config["cell"]["run_id"])
-        record = run.read_status()
-        if record.status in UNSUCCESSFUL or is_finished(run):
-            continue
-        state = State.OOM if classify(result.error) == "memory" else State.FAILED
-        reason = " ".join(str(result.error).split())[:400]
-        text = f"its process was lost again and again: {reason}"
-        run.write_status(replace(record, run_id=run.run_id, status=state, error=text))
-        any_lost = True
+        outcome = given_up("its process was lost again and again", result.error)
+        any_lost |= write_given_up(store.run(Cell.key_of(result.config["cell"])), outcome)
     return any_lost
 
 

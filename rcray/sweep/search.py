@@ -56,7 +56,7 @@ def early_stops(directory: Path) -> Any:
             if not last.get("finished"):
                 score = f"{last.get(SCORE, float('nan')):.3g}"
                 reason = f"ASHA stopped it at step {last.get('step')}, held-out margin {score} nats"
-                write_stopped(directory, trial.config["cell"]["run_id"], reason)
+                write_stopped(directory, Cell.key_of(trial.config["cell"]), reason)
 
     return EarlyStops()
 

@@ -110,7 +110,7 @@ class RemoteRuns:
         self._written_here.add(run_id)
 
     def fetch(self, run_ids: Collection[str]) -> None:
-        """Brings these runs, as far as their copies are."""
+        """Brings these runs, as far as their copies are, without checkpoints: those go to who trains on."""
         mirrors = [self._mirrors[key] for key in run_ids if key in self._mirrors and key not in self._written_here]
         if mirrors:
             with ThreadPoolExecutor(_FETCHES) as pool:
@@ -126,6 +126,6 @@ class RemoteRuns:
 
 def _pulled(mirror: Mirror) -> None:
     try:
-        mirror.pull()
+        mirror.pull(checkpoints=False)
     except StorageUnavailableError as error:  # the next look, or the next command, brings it
         log.warning("run %s: %s", mirror.run.run_id, error.message)

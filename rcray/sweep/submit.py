@@ -128,7 +128,7 @@ def submit(submission: Submission, address: str, *, follow_log: bool, write: Cal
     """Submits or finds the job, follows it, and returns the exit code of its command."""
     _use_token()
     check_size(submission.working_dir)
-    client = connect(address)
+    client = job_client(address)
     job = running_job(client, submission)
     if job:
         write(f"following {job}, which is already running\n")
@@ -147,13 +147,13 @@ def submit(submission: Submission, address: str, *, follow_log: bool, write: Cal
         write(f"follow it with the same command, or: ray job logs --follow {job}\n")
         return 0
     try:
-        return follow(lambda: connect(address), job, write)
+        return follow_job(lambda: job_client(address), job, write)
     except KeyboardInterrupt:
         write(f"\nno longer following; {job} goes on. The same command follows it again; ray job stop {job} ends it\n")
         return EXIT_INTERRUPTED
 
 
-def connect(address: str) -> Any:
+def job_client(address: str) -> Any:
     """A client of the cluster's job server."""
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
@@ -181,7 +181,7 @@ def running_job(client: Any, submission: Submission) -> str | None:
     return None
 
 
-def follow(client: Callable[[], Any], job: str, write: Callable[[str], Any]) -> int:
+def follow_job(client: Callable[[], Any], job: str, write: Callable[[str], Any]) -> int:
     """Writes the job's log as it grows until the job ends; a lost connection is made again."""
     shown, heard, lost, connection = 0, time.monotonic(), False, None
     while True:

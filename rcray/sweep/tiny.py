@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rcray.config import Experiment, build_run, run_id
+from rcray.config.benchmarks import benchmarks_of
+from rcray.config.datasets import source_of
 from rcray.config.models import MODELS, stand_in
 from rcray.config.schema import RunConfig
 from rcray.sweep.grid import Cell
@@ -27,8 +29,9 @@ def tiny_experiment(experiment: Experiment) -> Experiment:
         "title": f"{experiment.title or experiment.name} (tiny)",
     }
     if experiment.evaluation.benchmarks:  # the same stages, on tasks that need no hub
-        stand_ins = {"benchmarks": ("embedded",), "limit": DOCUMENTS}
-        update["evaluation"] = experiment.evaluation.model_copy(update=stand_ins)
+        asked = (benchmark for name in experiment.evaluation.benchmarks for benchmark in benchmarks_of(name))
+        stand_ins = tuple(dict.fromkeys(benchmark.tiny for benchmark in asked))
+        update["evaluation"] = experiment.evaluation.model_copy(update={"benchmarks": stand_ins, "limit": DOCUMENTS})
     return experiment.model_copy(update=update)
 
 
@@ -50,7 +53,7 @@ def tiny_config(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     micro_batch = min(MICRO_BATCH, config.train.micro_batch_size)
     content["model"] = {"name": stand_in(config.model.name), "method": method, "lora": lora}
     content["data"] = {
-        "name": "synthetic",
+        "name": source_of(config.data.name).tiny,
         "difficulty": config.data.difficulty,
         "train_pairs": PAIRS,
         "eval_pairs": HELD_OUT,

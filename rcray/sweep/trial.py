@@ -18,14 +18,15 @@ from typing import Any
 from rcray.config import RunConfig
 from rcray.faults import classify, ended_by_device_faults
 from rcray.files import storage_fault, write_atomic
+from rcray.records.given_up import GivenUp, read_given_up
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import Adjustment, RunStatus, write_adjustment
 from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.losses import GIVEN_UP, NODE, SHARES_STORE
+from rcray.sweep.losses import NODE, SHARES_STORE, write_given_up
 from rcray.sweep.storage import fault_here, sees
-from rcray.train.launch import is_finished, launch
+from rcray.train.launch import launch
 from rcray.train.mirror import Mirror, pushed
 
 #: A stage after training, in the cell's own process: `stage(config, store)`.
@@ -55,7 +56,7 @@ def run_trial(
     tune.report({NODE: ray.get_runtime_context().get_node_id(), SHARES_STORE: mirror is None or sees(mark, 0.0)})
     try:
         with ended_by_device_faults(), pushed(mirror):
-            _carry_out(cell, run, store, stages, scored, params.get(GIVEN_UP))
+            _carry_out(cell, run, store, stages, scored, read_given_up(params))
     except Exception as error:
         if not (reason := storage_fault(error)):
             raise
@@ -65,12 +66,14 @@ def run_trial(
 
 
 def _carry_out(
-    cell: Cell, run: RunDir, store: Store, stages: tuple[Stage, ...], scored: bool, given_up: dict[str, str] | None
+    cell: Cell, run: RunDir, store: Store, stages: tuple[Stage, ...], scored: bool, given_up: GivenUp | None
 ) -> None:
     from rcray.train.failure import record_failure, text_of
 
     if given_up:
-        _write_given_up(cell.config, run, given_up)
+        if mirror := Mirror.of(cell.config, run):
+            mirror.pull()
+        write_given_up(run, given_up)
         return
     try:
         outcome = train_cell(cell.config, run, store, scored).status
@@ -90,19 +93,6 @@ def _carry_out(
         if kind == "transient":
             raise
     _free_memory()
-
-
-def _write_given_up(config: RunConfig, run: RunDir, given_up: dict[str, str]) -> None:
-    """A cell whose processes were lost again and again has no status of its own making."""
-    if mirror := Mirror.of(config, run):
-        mirror.pull()
-    record = run.read_status()
-    if record.status in UNSUCCESSFUL or is_finished(run):
-        return
-    text = f"{given_up['lost']}: {record.error or given_up['reason']}"
-    run.write_status(
-        replace(record, run_id=run.run_id, status=State(given_up["state"]), error=text, updated=time.time())
-    )
 
 
 def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = False) -> RunStatus:
@@ -165,24 +155,36 @@ def _score_reporter() -> Callable[[dict[str, Any]], None]:
 
 
 def smaller_micro_batch(config: RunConfig) -> int | None:
-    """The largest micro-batch of at most half the size that divides the batch and the workers' shares; None: none."""
+    """The largest micro-batch of at most half the size that divides the batch and the workers' shares; None: none.
+
+    Where tokens are counted instead, half as many: down to one row of the longest, which goes alone in any case.
+    """
     train, workers = config.train, max(1, config.execution.workers)
+    if train.micro_batch_tokens is not None:
+        half = train.micro_batch_tokens // 2
+        return half if half >= config.data.max_length else None
     sizes = range(workers, train.micro_batch_size // 2 + 1, workers)
     return max((size for size in sizes if train.batch_size % size == 0), default=None)
 
 
+def _portion(config: RunConfig) -> str:
+    """The setting that says how much a micro-batch is."""
+    return "micro_batch_size" if config.train.micro_batch_tokens is None else "micro_batch_tokens"
+
+
 def with_micro_batch(config: RunConfig, size: int) -> RunConfig:
     """The same run in smaller portions."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_size": size})})
+    return config.model_copy(update={"train": config.train.model_copy(update={_portion(config): size})})
 
 
 def adjustment(config: RunConfig, used: int) -> Adjustment:
     """What is written down about a run in smaller portions than asked for."""
-    asked = config.train.micro_batch_size
-    note = f"micro-batch {asked} -> {used} after running out of memory"
+    field = _portion(config)
+    asked, unit = getattr(config.train, field), "" if field == "micro_batch_size" else " tokens"
+    note = f"micro-batch {asked} -> {used}{unit} after running out of memory"
     if config.calibration.granularity == "microbatch":
         note += "; statistics per micro-batch are over smaller windows than asked for"
-    return Adjustment("train.micro_batch_size", asked, used, note, time.time())
+    return Adjustment(f"train.{field}", asked, used, note, time.time())
 
 
 def _free_memory() -> None:

@@ -141,4 +141,6 @@ def why_unreachable(address: Address) -> str | None:
 
 
 def _no_server(address: Address) -> ConfigError:
-    return ConfigError(f"{_OPTION} {address.shown}: answers, but is no MLflow server", fix="check host, port and path")
+    return ConfigError(
+        f"{_OPTION} {address.shown}: answers, but is not an MLflow server", fix="check host, port and path"
+    )

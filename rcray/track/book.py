@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rcray.errors import RcrayError
-from rcray.files import recover_json, set_aside, write_atomic
+from rcray.files import set_aside, write_atomic
 from rcray.secrets import redact
 from rcray.store import Store
 from rcray.sweep.grid import Cell
@@ -29,7 +29,6 @@ from rcray.sweep.grid import Cell
 log = logging.getLogger(__name__)
 
 _BOOK = "tracking.jsonl"
-_BEFORE = "tracking.json"  # the book of earlier versions: one JSON object, written anew at every change
 _LOSS = "the cells are entered again, their ids asked of the tracker"
 
 
@@ -56,7 +55,7 @@ class _Content:
 
     def apply(self, line: dict[str, Any]) -> None:
         if "cell" in line:
-            self.cells[line["cell"]["run_id"]] = line["cell"]
+            self.cells[Cell.key_of(line["cell"])] = line["cell"]
         elif "run" in line:
             self.servers.setdefault(line["server"], Server()).runs[line["run"]] = line["id"]
         elif "server" in line:
@@ -82,10 +81,6 @@ class Book:
     # -- the file
 
     def _read(self) -> _Content:
-        self._carry_over()
-        return self._load()
-
-    def _load(self) -> _Content:
         """The content, by what was added since it was read last."""
         try:
             with self.path.open("rb") as file:
@@ -112,24 +107,6 @@ class Book:
         self._read_of = (status.st_ino, size + len(whole) + len(newline))
         return self._content
 
-    def _carry_over(self) -> None:
-        """Turns the book of an earlier version into this one, once."""
-        before = self.path.with_name(_BEFORE)
-        if self.path.exists() or not before.exists():
-            return
-        with self._locked():
-            if self.path.exists():  # by another process, since
-                return
-            content = recover_json(before, {}, _LOSS)
-            lines: list[dict[str, Any]] = [{key: content[key]} for key in ("holder", "title", "uri") if key in content]
-            lines += [{"cell": cell} for cell in content.get("cells", [])]
-            for uri, server in content.get("servers", {}).items():
-                lines.append({"server": uri, "experiment": server["experiment"], "parent": server["parent"]})
-                lines += [{"server": uri, "run": run, "id": key} for run, key in server["runs"].items()]
-            if lines:
-                write_atomic(self.path, _rendered(lines))
-            before.unlink(missing_ok=True)
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """A lock of its own for writers, held for no longer than a line takes."""
@@ -146,7 +123,7 @@ class Book:
         if not lines:
             return
         with self._locked():
-            self._load()
+            self._read()
             with self.path.open("ab") as file:
                 file.truncate(self._read_of[1])
                 file.write(_rendered(lines))
@@ -179,7 +156,7 @@ class Book:
         said = {"title": title} | ({} if uri is None else {"uri": redact(uri)})
         lines: list[dict[str, Any]] = [{key: value} for key, value in said.items() if known.facts.get(key) != value]
         contents = (json.loads(json.dumps(cell.content())) for cell in cells)  # as it will be read: tuples are lists
-        self._add(lines + [{"cell": each} for each in contents if known.cells.get(each["run_id"]) != each])
+        self._add(lines + [{"cell": each} for each in contents if known.cells.get(Cell.key_of(each)) != each])
 
     @property
     def title(self) -> str:
@@ -228,8 +205,8 @@ def _rendered(lines: Sequence[dict[str, Any]]) -> bytes:
 
 def books(store: Store) -> list[Book]:
     """The books of every tracked experiment of a store."""
-    names = {path.parent.name for name in (_BOOK, _BEFORE) for path in (store.root / "experiments").glob(f"*/{name}")}
-    return [book for name in sorted(names) if not (book := Book(store, name)).is_empty]
+    paths = sorted((store.root / "experiments").glob(f"*/{_BOOK}"))
+    return [book for path in paths if not (book := Book(store, path.parent.name)).is_empty]
 
 
 def store_id(store: Store) -> str:

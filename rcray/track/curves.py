@@ -10,7 +10,7 @@ from rcray.store import RunDir
 from rcray.track.tracker import POINTS_PER_CALL, Point
 from rcray.train.dynamics import read_dynamics
 
-#: Share of the steps so far whose update lay inside the band: derived here, not a column.
+#: Share of the steps so far inside the band at the scores (head or adapters): derived here, not a column.
 IN_BAND_SHARE = "in_band_share"
 #: Closes every batch: its newest value says how far a run was delivered. A batch is stored whole or not at all.
 DELIVERED = "step"

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from rcray.errors import RcrayError
 from rcray.extras import explained_imports
 from rcray.records.evaluation import MetricRow
+from rcray.records.progress import state_now
 from rcray.records.states import ENDED, State
 from rcray.secrets import redact
 from rcray.store import RunDir, Store
@@ -44,7 +43,7 @@ Draw = Callable[[Cell], Mapping[str, bytes]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeliveryPlan:
     """What is to be delivered."""
 
     name: str
@@ -76,7 +75,7 @@ class Tally:
 class Delivery:
     """Passes over the cells of one experiment, to one tracker."""
 
-    def __init__(self, plan: Plan, store: Store, open_tracker: Callable[[], Tracker], uri: str, draw: Draw):
+    def __init__(self, plan: DeliveryPlan, store: Store, open_tracker: Callable[[], Tracker], uri: str, draw: Draw):
         self.plan = plan
         self.store = store
         self.uri = uri
@@ -132,7 +131,7 @@ class Delivery:
                         raise
                     self._note(cell, error)
 
-    def change_plan(self, plan: Plan) -> None:
+    def change_plan(self, plan: DeliveryPlan) -> None:
         """From the next pass on."""
         if plan.parent != self.plan.parent:
             self._opened = False
@@ -230,7 +229,7 @@ class Delivery:
     def _deliver(self, cell: Cell, final: bool, stop: Callable[[], bool]) -> None:
         directory = self.store.run(cell.run_id)
         status = directory.read_status()
-        state = self._state_of(directory, status.status)
+        state = status.status if self.plan.live else state_now(directory.path, status.status)
         tracked = self._run(cell)
         if directory.status.exists() and cell.run_id in self.plan.started_here:
             self._environment = self._environment or environment()
@@ -253,22 +252,10 @@ class Delivery:
         ):
             self._close(cell, directory, state)
         self._set_tags(cell, clean_tags(tags))
-        tracked_state = STATES[state]
+        tracked_state = STATES.get(state, "SCHEDULED")
         if state is State.PENDING and upto and not self.plan.live:
             tracked_state = "KILLED"
         self._set_state(cell, tracked_state, directory)
-
-    def _state_of(self, run: RunDir, recorded: State) -> State:
-        """A run that says `running` with nobody at it was interrupted."""
-        if recorded not in STATES:
-            return State.PENDING
-        if recorded is not State.RUNNING or self.plan.live:
-            return recorded
-        try:
-            with FileLock(run.path / ".lock", timeout=0):
-                return State.PENDING
-        except Timeout:
-            return recorded
 
     def _set_state(self, cell: Cell, state: TrackerState, run: RunDir) -> None:
         tracked = self._runs[cell.run_id]

@@ -49,7 +49,7 @@ class OpenSession:
 
     def __init__(self, experiment: Path, session: Session):
         self.id = secrets.token_hex(8)
-        self.session = session  # what is told of it
+        self.session = session  # as its file has it
         self._path = experiment / f".session-{self.id}.json"
         self._lock = FileLock(_lock(self._path))
 
@@ -62,12 +62,12 @@ class OpenSession:
         self.update(self.session)
 
     def update(self, session: Session) -> None:
-        """Replaces what is told of it."""
+        """Writes its file anew."""
         self.session = session
         write_json(self._path, asdict(session))
 
     def close(self) -> None:
-        """From now on it is over; what is told of it stays for its follower."""
+        """From now on it is over; its file stays for its follower."""
         self._lock.release()
 
 
@@ -77,7 +77,7 @@ def remove_session(experiment: Path, key: str) -> None:
 
 
 def read_session(experiment: Path, key: str) -> Session | None:
-    """A session that is under way or over; None where nothing is told of it any more."""
+    """A session that is under way or over; None where its file is gone or damaged."""
     try:
         return _parse(json.loads((experiment / f".session-{key}.json").read_text()))
     except (OSError, ValueError):  # damaged: nothing that could be followed

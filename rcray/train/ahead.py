@@ -38,6 +38,10 @@ class Ahead:
             self._coming[step + 1] = self._thread.submit(self._make, step + 1)
         return ready.result()
 
+    def tokens(self, step: int) -> int:
+        """Real ones that all workers read in a step: the schedule tells, and nobody waits for the others' counts."""
+        return sum(self.pairs[row].tokens for part in self.schedule.micro_batches(step) for row in part)
+
     def _make(self, step: int) -> list[Batch]:
         dealt = self.schedule.micro_batches(step, self.rank, self.workers)
         weights, fresh = self.schedule.weights(step), self.schedule.fresh(step)

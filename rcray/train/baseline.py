@@ -42,7 +42,7 @@ def kl_baseline(
         ratios = policy.sums - frozen.sums
         if likelihood == "mean":
             ratios = ratios / policy.lengths
-        total = torch.stack([ratios.sum(dtype=torch.float64), ratios.new_tensor(len(ratios), dtype=torch.float64)])
+        total = torch.stack([ratios.sum(dtype=torch.float64), ratios.new_full((), len(ratios), dtype=torch.float64)])
         summed, rows = total if reduce is None else reduce.sum(total)
         return (summed / rows).clamp(min=0).to(ratios.dtype)
 

@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from rcray.errors import CheckpointError
 from rcray.extras import explained_imports
 from rcray.files import measured, read_json, write_json
 from rcray.train.sharded import copy_into, is_sharded, load_optimizer, whole, whole_weights
+from rcray.train.step import StepState
 
 with explained_imports():
     from safetensors.torch import load_file, load_model, save_file, save_model
@@ -49,9 +50,31 @@ class Progress:
     seconds: float = 0.0
     tokens: int = 0
     in_band_steps: int = 0
+    looks: int = 0  # that predicted a move
+    looks_iii: int = 0  # those that predicted pathway iii
     best: list[float] = field(default_factory=list)  # accuracy and margin on the probe of the best model kept so far
-    #: Weights and scores of the last look, kept beside the optimizer; empty for a sharded model, which looks anew.
+    #: Weights and scores of the last look, kept beside the optimizer; of a sharded model, every worker's.
     look: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def count(self, row: Mapping[str, Any]) -> None:
+        """Takes what a step's record says of both bands."""
+        self.in_band_steps += row["in_band"]
+        self.looks += row["pathway_predicted"] != ""
+        self.looks_iii += row["pathway_predicted"] == "iii"
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """What a checkpoint is of, and is loaded into again."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+
+    @classmethod
+    def of(cls, state: StepState) -> "Resumable":
+        """Of a training."""
+        return cls(state.policy.model, state.update.optimizer, state.update.scheduler)
 
 
 @dataclass(frozen=True)
@@ -64,13 +87,12 @@ class Snapshot:
     random: torch.Tensor | None = None
 
     @classmethod
-    def copied(cls, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> "Snapshot":
+    def copied(cls, state: Resumable) -> "Snapshot":
         """Everything in main memory, for a thread to write while training goes on; tied weights once."""
-        named = _adapters(model) or model.state_dict(keep_vars=True)
+        named = _adapters(state.model) or state.model.state_dict(keep_vars=True)
         once = {tensor.data_ptr(): (name, tensor) for name, tensor in reversed(named.items())}
         weights = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in once.values()}
-        state = copy.deepcopy(scheduler.state_dict())
-        return cls(weights, _in_main_memory(optimizer.state_dict()), state, torch.get_rng_state())
+        return cls(weights, _in_main_memory(state.optimizer.state_dict())).with_scheduler(state.scheduler)
 
     @classmethod
     def gather(cls, model: Any, optimizer: torch.optim.Optimizer) -> "Snapshot | None":
@@ -79,15 +101,13 @@ class Snapshot:
             return None
         return cls(whole_weights(model, trained_only=_adapters(model) is not None), whole(optimizer.state_dict()))
 
+    def with_scheduler(self, scheduler: Any) -> "Snapshot":
+        """The same, with scheduler and random state as they are now."""
+        return replace(self, scheduler=copy.deepcopy(scheduler.state_dict()), random=torch.get_rng_state())
+
 
 def save_checkpoint(
-    directory: Path,
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    scheduler: Any,
-    progress: Progress,
-    keep: int,
-    gathered: Snapshot | None = None,
+    directory: Path, state: Resumable, progress: Progress, keep: int, gathered: Snapshot | None = None
 ) -> Path:
     """Publishes a checkpoint by one rename, then removes those beyond the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -95,12 +115,12 @@ def save_checkpoint(
     temporary = Path(tempfile.mkdtemp(dir=directory, prefix=".writing-"))
     try:
         if gathered is None:
-            _save_weights(model, temporary / "model.safetensors")
+            _save_weights(state.model, temporary / "model.safetensors")
         else:
             save_file(gathered.weights, temporary / "model.safetensors")
         tensors = {
-            "optimizer": gathered.optimizer if gathered else optimizer.state_dict(),
-            "scheduler": gathered.scheduler if gathered and gathered.scheduler else scheduler.state_dict(),
+            "optimizer": gathered.optimizer if gathered else state.optimizer.state_dict(),
+            "scheduler": gathered.scheduler if gathered and gathered.scheduler else state.scheduler.state_dict(),
             "random": torch.get_rng_state() if gathered is None or gathered.random is None else gathered.random,
             "look": progress.look,
         }
@@ -131,9 +151,7 @@ class CheckpointWriter:
     def save(
         self,
         directory: Path,
-        model: Any,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any,
+        state: Resumable,
         progress: Progress,
         keep: int,
         gathered: Snapshot | None,
@@ -142,15 +160,15 @@ class CheckpointWriter:
     ) -> None:
         """Writes what is now, then calls `then`. A thread writes from a copy, after the one before; raises for that."""
         if self.thread is None:
-            save_checkpoint(directory, model, optimizer, scheduler, progress, keep, gathered)
+            save_checkpoint(directory, state, progress, keep, gathered)
             then()
             return
         self.wait()
-        now = gathered or Snapshot.copied(model, optimizer, scheduler)
+        now = gathered.with_scheduler(state.scheduler) if gathered else Snapshot.copied(state)
         progress = replace(copy.deepcopy(replace(progress, look={})), look=_in_main_memory(progress.look))
 
         def write() -> None:
-            save_checkpoint(directory, model, optimizer, scheduler, progress, keep, now)
+            save_checkpoint(directory, state, progress, keep, now)
             then()
 
         self.pending = self.thread.submit(write)
@@ -160,6 +178,13 @@ class CheckpointWriter:
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
+
+    def close(self) -> None:
+        """The same where a run has ended already: a checkpoint that fails now is said, and no reason for its end."""
+        try:
+            self.wait()
+        except Exception as error:
+            log.warning("the last checkpoint was not written: %s", error)
 
 
 def _in_main_memory(value: Any) -> Any:
@@ -176,9 +201,7 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob("step-*")) if directory.is_dir() else []
 
 
-def restore_newest(
-    directory: Path, model: Any, optimizer: torch.optim.Optimizer, scheduler: Any, *, upto: int | None = None
-) -> Progress | None:
+def restore_newest(directory: Path, state: Resumable, *, upto: int | None = None) -> Progress | None:
     """Loads the newest sound checkpoint, falling back past damaged ones; None where there is none.
 
     `upto` is the last step whose record is sound: what a later checkpoint vouches for is damaged.
@@ -194,10 +217,10 @@ def restore_newest(
         except CheckpointError as error:
             log.warning("%s; trying the one before", error.message)
             continue
-        _load_weights(model, path / "model.safetensors")
+        _load_weights(state.model, path / "model.safetensors")
         tensors = torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
-        load_optimizer(optimizer, tensors["optimizer"])
-        scheduler.load_state_dict(tensors["scheduler"])
+        load_optimizer(state.optimizer, tensors["optimizer"])
+        state.scheduler.load_state_dict(tensors["scheduler"])
         torch.set_rng_state(tensors["random"])
         return Progress(**{**read_json(path / "state.json"), "look": tensors.get("look", {})})
     return None

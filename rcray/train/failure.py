@@ -10,6 +10,7 @@ from rcray.errors import DegenerateRunError, RcrayError
 from rcray.faults import classify
 from rcray.files import storage_fault
 from rcray.records.states import UNSUCCESSFUL, State
+from rcray.records.status import RunStatus
 from rcray.secrets import redact
 from rcray.store import RunDir
 
@@ -44,6 +45,13 @@ def record_failure(run: RunDir, error: BaseException, attempt: str = "", config:
     if config is not None:
         record = replace(record, label=config.label, fidelity=config.fidelity, attempt=attempt)
     run.write_status(record)
+
+
+def record_progress(run: RunDir, status: RunStatus) -> None:
+    """Writes how far an attempt is, unless it has ended meanwhile, by another worker's word, or another has begun."""
+    before = run.read_status()
+    if before.attempt in ("", status.attempt) and before.status not in UNSUCCESSFUL:
+        run.write_status(status)
 
 
 def text_of(error: BaseException) -> str:

@@ -3,15 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rcray.data.batch import collate
 from rcray.data.encoded import EncodedPair
 from rcray.data.schedule import LookSchedule
+from rcray.errors import ConfigError
+from rcray.models.inference import pair_sums
 from rcray.models.likelihood import side_logps
 from rcray.train.look import Fresh
 from rcray.train.micro import Policy
+from rcray.train.sharded import is_sharded
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,27 @@ class FreshPairs:
         *,
         rank: int = 0,
         workers: int = 1,
+        steers: bool = False,
     ) -> "FreshPairs":
-        """Reads the start likelihoods from the reference cache, or computes them with the model as it stands."""
+        """Reads the start likelihoods from the reference cache, or computes them with the model as it stands.
+
+        `steers`: the run is calibrated by its looks, so there must be some.
+        """
         looks = (plan.rows(step) for step in range(plan.schedule.total_steps))
         wanted = list(dict.fromkeys(row for rows in looks if rows for row in rows[rank::workers]))
         start: dict[int, tuple[float, float]] = {}
-        for at in range(0, len(wanted), portion):
-            rows = wanted[at : at + portion]
+        # By a budget of tokens; but shards move together, so their workers must make equally many forwards.
+        at_once = portion if is_sharded(policy.model) else len(wanted)
+        for at in range(0, len(wanted), max(1, at_once)):
+            rows = wanted[at : at + at_once]
             start |= dict(zip(rows, map(tuple, _likelihoods(policy, data, rows).T.tolist()), strict=True))
+        if steers and plan.schedule.total_steps and not start:
+            size = plan.schedule.batch_size
+            raise ConfigError(
+                f"calibration.kind 'update' judges a step of train.batch_size {size} by pairs beside it, and of "
+                f"{plan.schedule.pairs} usable ones too few are left",
+                fix="lower train.batch_size, raise data.train_pairs, or use calibration.kind published",
+            )
         return cls(plan, data, portion, rank, workers, start)
 
     def at(self, step: int) -> Fresh | None:
@@ -61,6 +78,10 @@ def _likelihoods(policy: Policy, data: Sequence[EncodedPair], rows: list[int]) -
         cached, index = policy.reference, torch.tensor(rows)
         sums = torch.stack([cached.sum_w[index], cached.sum_l[index]])
         lengths = torch.stack([cached.n_w[index], cached.n_l[index]])
+    elif not is_sharded(policy.model):
+        pairs = [data[row] for row in rows]
+        sizes = np.array([pair.sizes for pair in pairs])
+        sums, lengths = pair_sums(policy.model, pairs, sizes, range(len(pairs)), policy.device).split(2)
     else:
         batch = collate(data, rows).to(policy.device)
         with torch.no_grad(), policy.precision():

@@ -88,7 +88,8 @@ def launch(
     trainer = TorchTrainer(
         worker_loop,  # type: ignore[arg-type]  # returns rank 0's status
         train_loop_config={"job": job},
-        torch_config=GroupConfig(backend="nccl" if on_gpu else "gloo"),
+        # Inside this process there is no group to set up, and asked for its device Ray would start a cluster.
+        torch_config=GroupConfig(backend="nccl" if on_gpu and not job.inside else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=execution.workers, use_gpu=on_gpu, resources_per_worker=None if job.inside else resources
         ),

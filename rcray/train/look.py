@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rcray.calibration.preview import AdamPreview, Coordinates, SgdPreview, preview_of
 from rcray.calibration.scores import Gradients, Reduce
-from rcray.calibration.update import Foreseen, Move, Response, products
+from rcray.calibration.update import Foreseen, Move, Response, UpdateCalibrator, products
 from rcray.data.batch import Batch, moved
 from rcray.data.layout import Layout
 from rcray.models.capabilities import capabilities_of
@@ -127,7 +127,7 @@ class Looks:
     ):
         # Plain likelihoods, whatever the objective makes of its tokens: what the probe and the evaluation measure.
         self.policy = replace(policy, objective=objective("dpo"), reference=None, live_reference=None)
-        self.optimizer, self.clip_norm = optimizer, clip_norm
+        self.optimizer, self.clip_norm, self.rank = optimizer, clip_norm, rank
         self.reduce, self.sum_gradients, self.scaling = reduce, sum_gradients, scaling
         self.parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         self.coordinates = Coordinates(self.parameters, rank, reduce)
@@ -152,12 +152,13 @@ class Looks:
             look = self._take(look.fresh, look.before)
         return look
 
-    def ask(self, look: Look, branches: Branches, share: float, log_alpha: float) -> Asked:
+    def ask(self, look: Look, branches: Branches, share: float, rule: UpdateCalibrator) -> Asked:
         """What the coming update will do to the pairs of a look, read with the look itself: its one wait."""
         while True:
             foreseen = self.foresee(look, branches, share)
             assert foreseen is not None  # refused in the configuration
-            others = self._read(look, foreseen.responses(log_alpha), self.remembered(foreseen.preview))
+            responses = foreseen.responses(float(rule.log_alpha), rule.norm if share < 1 else 0.0)
+            others = self._read(look, responses, self.remembered(foreseen.preview))
             if others is not None:
                 return Asked(look, foreseen, Response(*others[:4]), Move(*others[4:]))
             look = self._take(look.fresh, look.before)
@@ -174,11 +175,31 @@ class Looks:
                 return None
         return numbers[own:]
 
+    def state(self) -> dict[str, Tensor]:
+        """The last look for a checkpoint; of a sharded model a row for each worker. All workers must take part."""
+        reduce = self.coordinates.reduce
+        if reduce is None or not self.last:
+            return self.last
+        size = reduce.gather(torch.tensor([len(self.last["weights"])])).flatten()
+        longest = int(size.max())
+        rows = {
+            name: reduce.gather(nn.functional.pad(own, (0, longest - len(own)))).cpu()
+            for name, own in self.last.items()
+            if name != "loss_scale"
+        }
+        return {**self.last, **rows, "size": size}
+
     def restore(self, last: dict[str, Tensor]) -> None:
-        """Goes on from a checkpoint."""
-        self.last = {name: tensor.to(self.policy.device) for name, tensor in last.items()}
-        if self.scaling and "loss_scale" in self.last:
-            self.scaling.restore(self.last["loss_scale"].tolist())
+        """Goes on from a checkpoint; parts of a model that was cut otherwise fit nobody: looks begin anew."""
+        kept = {name: tensor for name, tensor in last.items() if name != "size"}
+        if "size" in last:
+            own = self.rank < len(last["size"]) and int(last["size"][self.rank])
+            kept = {name: t[self.rank, :own] if t.ndim == 2 else t for name, t in kept.items()} if own else {}
+        if kept and len(kept["weights"]) != len(self.coordinates.flat(self.parameters)):
+            kept = {}
+        self.last = {name: tensor.to(self.policy.device) for name, tensor in kept.items()}
+        if self.scaling and "loss_scale" in last:
+            self.scaling.restore(last["loss_scale"].tolist())
 
     def _scores(self, fresh: Fresh) -> tuple[Tensor, Tensor, Tensor]:
         """Both mean scores on the coordinates that are read, and the likelihoods [2, pairs here] beside them."""

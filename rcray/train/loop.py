@@ -9,7 +9,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from rcray.errors import DegenerateRunError, RunLockedError
 from rcray.extras import explained_imports
 from rcray.files import publish_directory
 from rcray.models.capabilities import use_precision
-from rcray.models.cards import device_record
+from rcray.models.cards import device_record, forget_peak
 from rcray.models.device import asked_device
 from rcray.models.load import LoadedModel, load_model
 from rcray.models.precision import Precision
@@ -41,9 +41,9 @@ from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, Standing, Writer
 from rcray.store import RunDir, Store
 from rcray.train.ahead import Ahead
-from rcray.train.checkpoint import CheckpointWriter, Progress, Snapshot, restore_newest
+from rcray.train.checkpoint import CheckpointWriter, Progress, Resumable, Snapshot, restore_newest
 from rcray.train.dynamics import Recorder, sound_until
-from rcray.train.failure import is_blameless, record_failure
+from rcray.train.failure import is_blameless, record_failure, record_progress
 from rcray.train.fresh import FreshPairs
 from rcray.train.mirror import Mirror
 from rcray.train.probe import NOT_PROBED, Probe
@@ -113,8 +113,9 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
             training = prepare(job, rank, workers)
             if rank == 0 and job.mirror:
                 job.mirror.push_caches()
-            training.start()
-            return training.run()
+            with closing(training.writer):  # before anything is said of how the run ended
+                training.start()
+                return training.run()
     except Exception as error:
         if not is_blameless(error):  # else Ray starts it again, in another process
             record_failure(job.run, error, job.attempt, job.config)
@@ -180,11 +181,10 @@ class Training:
             except DegenerateRunError:
                 self.recorder.flush()  # the way to the collapse; a resumed run would rewind it
                 raise
-            tokens, reduce = sum(batch.tokens for batch in batches), self.state.workers.reduce
-            tokens = tokens if reduce is None else int(reduce.sum(torch.tensor(tokens)))
+            tokens = ahead.tokens(step)
             progress.step = step + 1
             progress.tokens += tokens
-            progress.in_band_steps += row["in_band"]
+            progress.count(row)
             last = progress.step == schedule.total_steps
             if last:
                 probed = self._probe()
@@ -207,11 +207,9 @@ class Training:
 
     def start(self) -> None:
         """Goes back to the newest sound checkpoint whose records are sound too, and forgets every record after it."""
-        run, model, update = self.job.run, self.state.policy.model, self.state.update
+        run, update = self.job.run, self.state.update
         recorded = sound_until(run.dynamics)
-        self.progress = (
-            restore_newest(run.checkpoints, model, update.optimizer, update.scheduler, upto=recorded) or Progress()
-        )
+        self.progress = restore_newest(run.checkpoints, Resumable.of(self.state), upto=recorded) or Progress()
         if self.state.calibrator is not None:
             self.state.calibrator.load_state_dict(self.progress.calibrator)
         if update.scaling is not None:
@@ -237,16 +235,16 @@ class Training:
     def _save(self, last: bool) -> None:
         """Records first, then the checkpoint that vouches for them; at the end the model in place of checkpoints."""
         run, state, execution = self.job.run, self.state, self.job.config.execution
-        model, update = state.policy.model, state.update
-        gathered = Snapshot.gather(model, update.optimizer)
+        update = state.update
+        gathered = Snapshot.gather(state.policy.model, update.optimizer)
         weights = gathered.weights if gathered else None
         better = execution.keep_best and self._is_best(probed=last)
+        self.progress.look = state.looks.state() if state.looks else {}
         self.writer.wait()
         if self.rank == 0:
             self.progress.calibrator = state.calibrator.state_dict() if state.calibrator else None
             self.progress.loss_scale = update.scaling.state() if update.scaling else []
             self.progress.drift = [state.drift.w, state.drift.l, state.drift.weight]
-            self.progress.look = state.looks.last if state.looks and gathered is None else {}
             self.recorder.flush()
             if better:
                 publish_model(self.loaded, run.best, weights)
@@ -257,16 +255,16 @@ class Training:
                 self._push()
             else:
                 status, keep = self._status(State.RUNNING), execution.keep_checkpoints
-                what = run.checkpoints, model, update.optimizer, update.scheduler, self.progress, keep, gathered
+                what = run.checkpoints, Resumable.of(state), self.progress, keep, gathered
                 self.writer.save(*what, then=lambda: self._push(status))
         self._meet()
         if not self.job.inside:  # (4) progress for Ray, at checkpoints only: every rank, equally often
             ray.train.report({"step": self.progress.step, "total_steps": self.schedule.total_steps})
 
     def _push(self, status: RunStatus | None = None) -> None:
-        """Writes the status, where it still has to be, and makes the remote copy like what is here."""
+        """Writes the status, unless the attempt has ended meanwhile, and makes the remote copy like what is here."""
         if status is not None:
-            self.job.run.write_status(status)
+            record_progress(self.job.run, status)
         if mirror := self.job.mirror:
             mirror.push()
 
@@ -307,6 +305,7 @@ class Training:
             seconds=round(progress.seconds, 3),
             tokens=progress.tokens,
             in_band=progress.in_band_steps / progress.step if progress.step else None,
+            looks_iii=progress.looks_iii / progress.looks if progress.looks else None,
             winner_drift=self._winner_drift(),
             best=Standing(*progress.best) if progress.best else None,
             data=self.data.report.summary(),
@@ -320,6 +319,7 @@ class Training:
 def prepare(job: Job, rank: int, workers: int) -> Training:
     """Model, data, reference and optimizer of a run, before its first step."""
     config, device = job.config, _device(job)
+    forget_peak(device)
     torch.manual_seed(config.train.seed)
     if device.type == "cpu":
         torch.set_num_threads(max(1, int(config.execution.cpus_per_worker)))
@@ -336,9 +336,10 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     probe = Probe.of(config, state.policy, held_out, loaded.tokenizer)
     fresh = None
     if state.looks is not None:
-        plan = LookSchedule(schedule, config.calibration.look_every, config.calibration.look_pairs)
+        plan = LookSchedule(schedule, config.calibration.look_every, config.calibration.look_pairs, workers)
         portion = max(1, config.train.micro_batch_size // workers)
-        fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers)
+        steers = config.calibration.steers_by_update
+        fresh = FreshPairs.of(state.policy, data.pairs, plan, portion, rank=rank, workers=workers, steers=steers)
     watch = StepProfile(job.run.profile, device) if job.profile and rank == 0 else None
     recorder = Recorder(job.run.dynamics, LiveRows(job.run.path) if rank == 0 else None)
     return Training(job, rank, workers, loaded, data, schedule, state, probe, recorder, Progress(), fresh, watch)

@@ -3,8 +3,8 @@
 A part is one forward, of both sides or of one. It knows the log-probabilities of its answer tokens. Told what each
 token weighs in its likelihood, it gives the scores; told the seeds, it makes the backward:
 
-  CutPart        adapters, calibrating: the head and the last block are walked once with unit seeds, the scores are read
-                 from what flowed through the block's adapters, and the same walk, scaled row by row, goes on below
+  CutPart        adapters, calibrating: a backward of head and last block with unit seeds; the scores are read from what
+                 flowed through the block's adapters, and the same backward, scaled row by row, goes on below
   WatchedPart    adapters, not calibrating (parts.py): an ordinary backward, watched; rows are divided by their seeds
                  afterwards, and the gradients are those of the plain objective bit for bit
   HeadPart       head, sketch (parts.py): scores come from the head's residuals, before the body's backward
@@ -237,7 +237,7 @@ def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
 
 
 class CutPart:
-    """Scores at the last block's adapters, by a walk that stops at the block's input."""
+    """Scores at the last block's adapters, by a backward that stops at the block's input."""
 
     def __init__(self, model: nn.Module, layout: Layout, block: AdapterBlock, mlp: nn.Module | None):
         with cutting(block.block) as self.cut:
@@ -246,7 +246,7 @@ class CutPart:
         self.rows = layout.plain_rows
 
     def begin(self, weights: Tensor) -> None:
-        """Walks head and last block with unit seeds."""
+        """The backward of head and last block, with unit seeds."""
         assert self.cut.above is not None
         (self.above,) = torch.autograd.grad(self.graph, [self.cut.above], weights.to(self.graph.dtype))
 
@@ -255,7 +255,7 @@ class CutPart:
         return side_scores_of(self.flows, self.rows)
 
     def backward(self, seed_w: Tensor, seed_l: Tensor) -> None:
-        """The block's own adapters from the walk already made, everything below by going on with it."""
+        """The block's own adapters from the backward already made, everything below by going on with it."""
         seeds = self.rows.row_seeds(seed_w, seed_l)
         for flow in self.flows:
             gradient = flow.weight_gradient(slice(None), seeds)

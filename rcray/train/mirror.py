@@ -4,18 +4,21 @@
                                                        URI/cache/reference/ the reference likelihoods, by content
 
 A worker copies its run there at every checkpoint, files first and `status.json` last; a worker on another node, after
-a lost spot instance, fetches it before it starts; and the sweep's own process fetches all of them, to show and report
-them. Only what is new or has another size is copied: checkpoints and record parts are never changed once they are
-there.
+a lost spot instance, fetches it before it starts; and the sweep's own process fetches all of them but for checkpoints,
+to show and report them. Only what is new or differs is copied: checkpoints and record parts are never changed once they
+are there; models (`best/` is written anew, in the same size) and other files are told apart by the hashes that lie
+beside them.
 """
 
+import hashlib
+import json
 import logging
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ log = logging.getLogger(__name__)
 #: The only files that change in place; the status vouches for the others.
 _STATUS = "status.json"
 _CHANGING = (PROGRESS, "config.yaml", "evaluation.json", _STATUS)
+_HASHES = ".hashes.json"  # there only: of each file that may be written anew, by its name
+_NEVER_CHANGED = ("checkpoints/", "dynamics/")
 _BLOCK = 2**22
 _FIX = "give a URI such as s3://bucket/prefix, and every node the right to read and write there"
 
@@ -82,10 +87,17 @@ class Mirror:
         local = {path.relative_to(self.run.path).as_posix(): path for path in self.run.path.rglob("*") if _kept(path)}
         with self._explained():
             remote = self._listed(self.root)
-            for name in sorted(local, key=_order):
-                if name in _CHANGING or name not in remote or remote[name].size != local[name].stat().st_size:
+            known = self._hashes(remote)
+            hashes = {name: _hash(path) for name, path in local.items() if _may_change(name)}
+            for name in sorted(local.keys() - set(_CHANGING)):
+                size = local[name].stat().st_size
+                if name not in remote or remote[name].size != size or known.get(name) != hashes.get(name):
                     self._send(local[name], f"{self.root}/{name}")
-            for name in remote.keys() - local.keys():
+            if hashes != known:
+                self._write(f"{self.root}/{_HASHES}", lambda sink: sink.write(json.dumps(hashes).encode()))
+            for name in sorted(local.keys() & set(_CHANGING), key=_order):
+                self._send(local[name], f"{self.root}/{name}")
+            for name in remote.keys() - local.keys() - {_HASHES}:
                 self.filesystem.delete_file(f"{self.root}/{name}")
 
     def push_caches(self) -> None:
@@ -103,10 +115,11 @@ class Mirror:
                 if not (self.cache / name).exists():
                     self._fetch(info, self.cache / name)
 
-    def pull(self) -> bool:
+    def pull(self, *, checkpoints: bool = True) -> bool:
         """Fetches the run if the copy is further than what lies here; says whether it did.
 
-        A copy of the same checkpoint may still know more: what was measured after training.
+        A copy of the same checkpoint may still know more: what was measured after training. Who only looks on does
+        without `checkpoints`; they are fetched when the run is to go on here.
         """
         self.run.path.mkdir(parents=True, exist_ok=True)
         with FileLock(self.run.path / ".mirror.lock"), self._explained():  # several workers of one node
@@ -118,7 +131,11 @@ class Mirror:
             here = self.run.read_status().updated
             if there < here:
                 return False
-            fetched = [name for name in sorted(remote, key=_order) if self._is_newer(name, remote[name], there > here)]
+            known = self._hashes(remote) if there > here else {}
+            wanted = [name for name in sorted(remote, key=_order) if name != _HASHES]
+            if not checkpoints:
+                wanted = [name for name in wanted if not name.startswith("checkpoints/")]
+            fetched = [name for name in wanted if self._is_newer(name, remote[name], there > here, known.get(name))]
             for name in fetched:
                 self._fetch(remote[name], self.run.path / name)
             if there > here:
@@ -129,14 +146,27 @@ class Mirror:
             log.info("run %s: fetched from %s", self.run.run_id, self.root)
         return bool(fetched)
 
-    def _is_newer(self, name: str, info: Any, ahead: bool) -> bool:
+    def _is_newer(self, name: str, info: Any, ahead: bool, known: str | None) -> bool:
         """Whether a remote file is to be fetched; `ahead`: the copy is of a later checkpoint than what lies here."""
         target = self.run.path / name
         if not target.exists():
             return True
         if name in _CHANGING and name != _STATUS and info.mtime.timestamp() > target.stat().st_mtime:
             return True
-        return ahead and (name == _STATUS or info.size != target.stat().st_size)
+        if not ahead:
+            return False
+        return name == _STATUS or info.size != target.stat().st_size or (known is not None and known != _hash(target))
+
+    def _hashes(self, remote: dict[str, Any]) -> dict[str, str]:
+        """As they were written beside the files; none by an older version, or where they were torn."""
+        if _HASHES not in remote:
+            return {}
+        with self.filesystem.open_input_stream(f"{self.root}/{_HASHES}") as stream:
+            try:
+                hashes: dict[str, str] = json.loads(stream.read())
+            except ValueError:
+                return {}
+        return hashes
 
     def _listed(self, root: str) -> dict[str, Any]:
         """The files below a place, by their path there."""
@@ -175,6 +205,22 @@ def _open(uri: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a URI, opened once, and the place on it."""
     filesystem, place = pafs.FileSystem.from_uri(uri)
     return filesystem, place.rstrip("/")
+
+
+def _may_change(name: str) -> bool:
+    return name not in _CHANGING and not name.startswith(_NEVER_CHANGED)
+
+
+def _hash(path: Path) -> str:
+    """Of a file's content; taken once for as long as the file stays as it is."""
+    stat = path.stat()
+    return _hashed(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+
+@lru_cache(4096)
+def _hashed(path: Path, *_version: int) -> str:
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "blake2b").hexdigest()[:32]
 
 
 def _order(name: str) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rcray.calibration import Calibrator, normalised_gradient, score_parameters
-from rcray.calibration.update import UpdateCalibrator
+from rcray.calibration.update import Guard, UpdateCalibrator
 from rcray.config import RunConfig
 from rcray.config.calibration import WINNER_GUARD, CalibrationConfig
 from rcray.config.objectives import Kto
@@ -154,7 +154,7 @@ def with_references(
         calibrator=calibrator_of(calibration, schedule.total_steps),
         workers=group,
         looks=looks,
-        guard=guard_of(config, data),
+        guard=guard_of(config, data, says=rank == 0),
     )
 
 
@@ -169,13 +169,14 @@ def calibrator_of(calibration: CalibrationConfig, steps: int) -> Calibrator | Up
     return Calibrator(calibration.ema_beta, clip=calibration.clip)
 
 
-def guard_of(config: RunConfig, data: EncodedPairs) -> float | None:
-    """How far the winner may fall, in the unit of the run's likelihoods; None where nobody watches."""
+def guard_of(config: RunConfig, data: EncodedPairs, *, says: bool = True) -> Guard | None:
+    """How far the winner may fall before calibration steps back, or it is said; None where nobody looks."""
     calibration = config.calibration
-    per_token = calibration.guard or (WINNER_GUARD if calibration.steers_by_update else None)
-    if not calibration.enabled or per_token is None:
+    if not calibration.look_every:
         return None
-    return per_token if config.likelihood == "mean" else per_token * float(data.lengths[:, 1].mean())
+    tokens = 1.0 if config.likelihood == "mean" else float(data.lengths[:, 1].mean())
+    acts = calibration.enabled and (calibration.steers_by_update or calibration.guard is not None)
+    return Guard((calibration.guard or WINNER_GUARD) * tokens, acts, says)
 
 
 def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:

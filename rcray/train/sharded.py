@@ -13,9 +13,14 @@ def is_sharded(model: Any) -> bool:
 
 
 def whole(value: Any) -> Any:
-    """The same structure with every sharded tensor gathered to the CPU. All workers must take part."""
-    if isinstance(value, DTensor):
-        return value.full_tensor().cpu()
+    """The same structure, every tensor gathered and copied to main memory. All workers must take part.
+
+    Tensors that each worker holds whole (adapters, the head, their moments) are copied too: a thread writes the
+    structure while training changes them.
+    """
+    if isinstance(value, Tensor):
+        value = value.full_tensor() if isinstance(value, DTensor) else value
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: whole(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -54,7 +59,21 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
         }
         for index, moments in saved["state"].items()
     }
-    optimizer.load_state_dict({**saved, "state": state})
+    if getattr(optimizer, "is_paged", False):
+        optimizer.load_state_dict({**saved, "state": state}, move_to_device=False)  # type: ignore[call-arg]
+        _page(optimizer)
+    else:
+        optimizer.load_state_dict({**saved, "state": state})
+
+
+def _page(optimizer: Any) -> None:
+    """Moments of a paged optimizer where it would have made them; bitsandbytes loads them onto the GPU, to stay."""
+    for parameter, moments in optimizer.state.items():
+        for name in ("state1", "state2"):
+            if name in moments:
+                loaded = moments[name]
+                moments[name] = optimizer.get_state_buffer(parameter, dtype=loaded.dtype)
+                moments[name].copy_(loaded)
 
 
 def _is_moment(value: Any, parameter: Tensor) -> bool:

@@ -26,7 +26,7 @@ from torch.profiler import record_function
 from rcray.calibration import Calibrator, Reduce, observe
 from rcray.calibration.band import calibration_of
 from rcray.calibration.scores import Products, SideScores
-from rcray.calibration.update import AdamPreview, Drift, Move, SgdPreview, UpdateCalibrator
+from rcray.calibration.update import AdamPreview, Drift, Guard, Move, SgdPreview, UpdateCalibrator
 from rcray.data.batch import Batch
 from rcray.objectives.base import Number, PairLogps, exp, incentives
 from rcray.train.extra_gradients import ExtraGradients
@@ -69,16 +69,16 @@ class StepState:
     workers: Workers = field(default_factory=Workers)
     looks: Looks | None = None
     drift: Drift = field(default_factory=Drift)  # of pairs not yet trained on, since training began
-    guard: float | None = None  # nats that their winners may fall before calibration steps back; None: any
+    guard: Guard | None = None
 
     @property
     def guarding(self) -> bool:
-        """Whether the winner fell past the guard."""
-        return self.guard is not None and self.drift.mean.w < -self.guard
+        """Whether the winner fell past the guard, and calibration steps back."""
+        return self.guard is not None and self.guard.holds(self.drift.mean)
 
     def steer(self, rule: UpdateCalibrator, memory: Move | None, preview: AdamPreview | SgdPreview) -> Number:
         """log alpha by the update to come."""
-        return rule.decide(memory, preview.settles, self.drift.mean, guarding=self.guarding)
+        return rule.decide(memory, preview, self.drift.mean, guarding=self.guarding)
 
     def decide(self, window: Window, evidence: Sequence[float] | None = None) -> Decision:
         """Decides for a window, once; its evidence is read off the device unless it is given."""
@@ -134,8 +134,8 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     if state.looks is not None and state.policy.reference is not None and fresh_pairs:  # the batch before its update
         state.drift.add(int(fresh_pairs), Move(fresh_w / fresh_pairs, fresh_l / fresh_pairs))
     if isinstance(state.calibrator, UpdateCalibrator):
-        state.calibrator.log_alpha = log_alpha  # read, where it was on the device
-        decisions = [replace(d, calibration=replace(d.calibration, log_alpha=log_alpha)) for d in decisions]
+        state.calibrator.log_alpha, state.calibrator.norm = log_alpha, norm if sound else 0.0  # both read by now
+        decisions = [replace(d, calibration=state.calibrator.decided(d.calibration)) for d in decisions]
     return StepOutcome(
         decisions=decisions,
         sums=sums[:6],
@@ -181,7 +181,7 @@ def _join_branches(state: StepState, look: Look, branches: Branches, share: floa
             _sum_over_workers(state, side)
         if not isinstance(rule, UpdateCalibrator):
             return looks.join(look, branches, share, 0.0, looks.foresee(look, branches, share))
-        asked = looks.ask(look, branches, share, rule.log_alpha)
+        asked = looks.ask(look, branches, share, rule)
         state.drift.add(asked.look.pairs, asked.look.drift)
         rule.look(asked.foreseen, asked.response)
         log_alpha = state.steer(rule, asked.memory, asked.foreseen.preview)

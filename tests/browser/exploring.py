@@ -14,7 +14,8 @@ from tests.report import runs
 from tests.report.explored import HOSTILE, write_explored
 
 SELECTED = "[...document.querySelectorAll('#table tr.selected')].map((row) => row.dataset.key)"
-FRAME = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))"
+#: Two frames, and the time in which the address follows.
+FRAME = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 130))))"
 
 
 class Made:

@@ -16,9 +16,13 @@ from tests.report.explored import HOSTILE, KEY
 BRIGHT = "[...document.querySelectorAll('{}:not(.dim)')].map((mark) => mark.dataset.key)"
 
 
-def follows(page, keys):
-    """Every view shows these settings, and they alone, as chosen."""
+def follows(page, made, keys):
+    """Every view shows these settings, and they alone, as chosen; band, moves and pairs are of one of their runs."""
     settle(page)
+    own = {run: row.key for row in made.rows for run in row.setting.run_ids}
+    assert own[page.evaluate("document.getElementById('run').value")] in keys
+    label = page.evaluate("document.getElementById('run').selectedOptions[0].textContent").partition(" · seed")[0]
+    page.wait_for(f"document.getElementById('pairs-note').textContent.startsWith({json.dumps(f'of {label},')})")
     assert set(page.evaluate(SELECTED)) == set(keys)
     for view in ("#plane .mark", "#frontier .mark", "#parallel .line"):
         assert set(page.evaluate(BRIGHT.format(view))) == set(keys), view
@@ -30,9 +34,9 @@ def follows(page, keys):
 def test_a_row_is_followed_by_every_view(page, made):
     page.click(f"#table tr[data-key='{made.keys[0]}'] .name")
     page.click(f"#table tr[data-key='{made.keys[3]}'] .name")
-    follows(page, [made.keys[0], made.keys[3]])
+    follows(page, made, [made.keys[0], made.keys[3]])
     page.click(f"#table tr[data-key='{made.keys[0]}'] .name")
-    follows(page, [made.keys[3]])
+    follows(page, made, [made.keys[3]])
     page.click("#clear")
     settle(page)
     assert page.evaluate(SELECTED) == [] and page.evaluate("location.hash") == ""
@@ -55,7 +59,7 @@ def test_a_mark_and_a_rectangle_in_a_plane(page, made, view):
     x0, y0, _, y1 = box(page, f"#{view} svg")
     assert edge - marks[1][1] > 3, "the made runs lie apart"
     drag(page, (x0 + 58, y0 + 14), (edge, y1 - 44))
-    follows(page, [key for key, *_ in left])
+    follows(page, made, [key for key, *_ in left])
 
 
 def test_words_and_ranges_of_the_parallel_coordinates(page, made):
@@ -63,7 +67,7 @@ def test_words_and_ranges_of_the_parallel_coordinates(page, made):
     assert axes[:2] == ["objective", "calibration"] and "train.seed" not in axes, "fields that vary, seeds collapsed"
     page.click("#parallel [data-axis=calibration] [data-word=published]")
     published = [row.key for row in made.rows if row.calibration == "published"]
-    follows(page, published)
+    follows(page, made, published)
     left, top, right, bottom = box(page, f"#parallel [data-axis='{DRIFT_W}'] .grip")
     middle = (left + right) / 2
     drag(page, (middle, top + 1), (middle, (top + bottom) / 2))
@@ -72,7 +76,7 @@ def test_words_and_ranges_of_the_parallel_coordinates(page, made):
     low, high = min(drifts.values()), max(drifts.values())
     expected = {key for key in published if drifts[key] > low + (high - low) / 2}
     assert set(chosen) == expected and 0 < len(expected) < len(published), "both brushes hold"
-    follows(page, chosen)
+    follows(page, made, chosen)
 
 
 def test_hovering_shows_the_same_cell_everywhere(page, made):

@@ -9,11 +9,18 @@ import pytest
 from rcray.aggregate.explore.command import watch_experiments
 from rcray.aggregate.explore.server import PageServer
 from rcray.aggregate.frame import DRIFT_W
+from rcray.records.live import FILE as LIVE
 from rcray.store import Store
 from tests.browser.exploring import SELECTED, box, drag, put, settle
 from tests.report import runs
 from tests.report.explored import write_explored
 
+#: The last step of the running cell that the page knows of.
+STEPS = (
+    "(() => { const c = document.getElementById('curve'); if (c.value != 'loss') { c.value = 'loss';"
+    " c.dispatchEvent(new Event('change')); }"
+    " return Math.min(...[...document.querySelectorAll('#curves .curve')].map((each) => each.dataset.last)); })()"
+)
 #: Texts of the axes of a plot, its ticks apart.
 TITLES = "[...document.querySelectorAll('{} .title')].map((text) => text.textContent.replaceAll('\\u200b', ''))"
 
@@ -29,7 +36,7 @@ def test_a_brush_around_no_cell_chooses_none(page, made):
     middle = (left + right) / 2
     drag(page, (middle, places[0]), (middle, places[1]))
     assert page.evaluate(SELECTED) == []
-    assert "0 of 6 selected" in page.text() and page.text().count("No cell is chosen.") == 4
+    assert "0 of 6 selected" in page.text() and page.text().count("No cell is chosen.") == 5
     assert page.evaluate("document.querySelectorAll('#plane .mark.dim').length") == 6
     assert page.evaluate("document.getElementById('copy-command').disabled")
     page.click("#clear")
@@ -174,15 +181,30 @@ def test_news_between_press_and_release_does_not_swallow_the_click(browser, serv
     left, top, right, bottom = box(page, f"#table tr[data-key='{key}'] .name")
     mouse = {"x": (left + right) / 2, "y": (top + bottom) / 2, "button": "left", "clickCount": 1}
     page.send("Input.dispatchMouseEvent", type="mousePressed", **mouse)
-    write_explored(store, cells[1])
     asked = len(page.requests)
-    page.wait_for("fetch('state').then((a) => a.json()).then((s) => s.version > 1)")
+    before = page.evaluate("fetch('state').then((a) => a.json()).then((s) => s.version)")
+    write_explored(store, cells[1])
+    page.wait_for(f"fetch('state').then((a) => a.json()).then((s) => s.version > {before})")
     page.evaluate("new Promise((done) => setTimeout(done, 2 * 1500))")  # twice the time between two of the page's own
     assert len(page.requests) > asked
     page.send("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
     settle(page)
     assert page.evaluate(SELECTED) == [key]
     page.wait_for("document.querySelector('#chips').textContent == '2 ok'")
+
+
+def test_a_step_of_a_running_cell_asks_for_no_difference_again(browser, served):
+    address, store, cells = served
+    run = runs.make(store, cells[1], "running", steps=30)
+    page = browser.open(address)
+    page.wait_for("document.querySelectorAll('#table .chip.running').length == 1")
+    page.click("#table [data-pin]")
+    asked = []
+    for step in (31, 32, 33):
+        (run.path / LIVE).write_text("".join(f'{{"step": {n}, "loss": 0.5}}\n' for n in range(31, step + 1)))
+        page.wait_for(f"[...document.querySelectorAll('#run option')].length == 2 && {STEPS} >= {step}")
+        asked.append(sum("/differences/" in request for request in page.requests))
+    assert asked == [1, 1, 1]
 
 
 def test_a_young_curve_fills_its_plot(browser, served):

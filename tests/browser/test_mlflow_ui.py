@@ -11,7 +11,7 @@ from rcray.store import Store
 from rcray.sync import delivery_to
 from rcray.track.address import Address
 from rcray.track.book import Book
-from rcray.track.delivery import Plan
+from rcray.track.delivery import DeliveryPlan
 from tests.track.servers import free_port
 from tests.track.stored_runs import finish, four_cells
 
@@ -24,7 +24,7 @@ def tracked(tmp_path_factory):
     for cell in cells:
         finish(store, cell)
     uri = store.default_tracking_uri
-    delivery = delivery_to(Address(uri), store, Plan("small", "A small grid", cells))
+    delivery = delivery_to(Address(uri), store, DeliveryPlan("small", "A small grid", cells))
     delivery.deliver(final=True)
     delivery.finish("FINISHED", [], "4 ok")
     server = Book(store, "small").server(uri)

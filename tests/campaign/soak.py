@@ -87,19 +87,19 @@ class Soak:
 
     def problems(self) -> list[str]:
         """What is wrong, in words; empty where all is well."""
-        found = []
+        problems = []
         if self.exit_code != 0 or self.tally != {"ok": self.cells}:
-            found.append(f"exit code {self.exit_code}, cells {self.tally}\n{self.output[-4000:]}")
+            problems.append(f"exit code {self.exit_code}, cells {self.tally}\n{self.output[-4000:]}")
         if not self.growth < GROWTH_MB:  # also where there was nothing to fit
-            found.append(f"the driver grew by {self.growth:.1f} MB (bound {GROWTH_MB:g})")
+            problems.append(f"the driver grew by {self.growth:.1f} MB (bound {GROWTH_MB:g})")
         steady = self.steady
         if steady and steady[-1].files - steady[0].files > FILES:
-            found.append(f"open files of the driver {steady[0].files} -> {steady[-1].files} (bound +{FILES})")
+            problems.append(f"open files of the driver {steady[0].files} -> {steady[-1].files} (bound +{FILES})")
         if self.processes_left:
-            found.append("processes left: " + "; ".join(self.processes_left))
+            problems.append("processes left: " + "; ".join(self.processes_left))
         if self.files_left:
-            found.append("files left: " + ", ".join(self.files_left[:10]))
-        return found
+            problems.append("files left: " + ", ".join(self.files_left[:10]))
+        return problems
 
     def describe(self) -> str:
         """The figures, and one line that sums them up."""
@@ -129,7 +129,7 @@ class Soak:
 
 def soak(cells: int, folder: Path) -> Soak:
     """One sweep of so many cells in a directory that is empty before, and what it left there."""
-    found = Soak(cells)
+    outcome = Soak(cells)
     store, temporary = folder / "store", folder / "tmp"
     temporary.mkdir()
     shared = _shared_memory()
@@ -150,7 +150,7 @@ def soak(cells: int, folder: Path) -> Soak:
         while process.poll() is None and time.monotonic() - started < SECONDS:
             sample = _sample(process.pid, store, time.monotonic() - started, seen)
             if sample:
-                found.samples.append(sample)
+                outcome.samples.append(sample)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PAUSE)
     finally:
@@ -158,12 +158,12 @@ def soak(cells: int, folder: Path) -> Soak:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-        found.processes_left = _end(process, seen)
-    found.exit_code, found.seconds = process.returncode, time.monotonic() - started
-    found.tally = read_json(store / "experiments" / "soak" / "ledger.json", default={}).get("tally", {})
-    found.output = output.read_text()
-    found.files_left = [*_litter(store), *_files(temporary), *_unused(_shared_memory() - shared)]
-    return found
+        outcome.processes_left = _end(process, seen)
+    outcome.exit_code, outcome.seconds = process.returncode, time.monotonic() - started
+    outcome.tally = read_json(store / "experiments" / "soak" / "ledger.json", default={}).get("tally", {})
+    outcome.output = output.read_text()
+    outcome.files_left = [*_litter(store), *_files(temporary), *_unused(_shared_memory() - shared)]
+    return outcome
 
 
 def _experiment(folder: Path, cells: int) -> Path:
@@ -218,8 +218,8 @@ def _files(folder: Path) -> list[str]:
 def _litter(store: Path) -> list[str]:
     """Half-made files of a store, and Ray's own state in it: nothing reads them again."""
     hidden = [name for name in _files(store) if any(part.startswith(".") for part in Path(name).parts)]
-    found = [name for name in hidden if not name.endswith("lock")]  # those are kept: removing one is a race
-    return found + [f"ray/{name}" for name in _files(store / "ray")]
+    left = [name for name in hidden if not name.endswith("lock")]  # those are kept: removing one is a race
+    return left + [f"ray/{name}" for name in _files(store / "ray")]
 
 
 def _shared_memory() -> set[str]:
@@ -245,12 +245,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="soak", dir="/tmp"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        found = soak(options.cells, folder.resolve())
+        outcome = soak(options.cells, folder.resolve())
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    print(found.describe())
-    return 1 if found.problems() else 0
+    print(outcome.describe())
+    return 1 if outcome.problems() else 0
 
 
 if __name__ == "__main__":

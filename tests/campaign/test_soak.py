@@ -13,19 +13,19 @@ from tests.campaign.soak import GROWTH_MB, Sample, Soak, soak
 @pytest.fixture
 def folder():
     """Short: the paths of Ray's sockets have a limit."""
-    made = Path(tempfile.mkdtemp(prefix="soak", dir="/tmp"))
-    yield made
-    shutil.rmtree(made)
+    short = Path(tempfile.mkdtemp(prefix="soak", dir="/tmp"))
+    yield short
+    shutil.rmtree(short)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_short_soak_is_flat_and_clean(folder, capsys):
-    found = soak(20, folder)
+    outcome = soak(20, folder)
     with capsys.disabled():
-        print(f"\n{found.describe()}")
-    assert found.problems() == []
-    assert found.steady and max(sample.processes for sample in found.samples) > 5
+        print(f"\n{outcome.describe()}")
+    assert outcome.problems() == []
+    assert outcome.steady and max(sample.processes for sample in outcome.samples) > 5
 
 
 def steady(cells, megabytes):

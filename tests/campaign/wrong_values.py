@@ -50,15 +50,15 @@ class Field:
 @cache
 def fields() -> list[Field]:
     """Every leaf of every section."""
-    found = [leaf for path, model in {**SECTIONS, **OUTER}.items() for leaf in _leaves(path, model)]
+    leaves = [leaf for path, model in {**SECTIONS, **OUTER}.items() for leaf in _leaves(path, model)]
     for params in BUILT_IN:
         name = params.model_fields["name"].default
-        found += [
+        leaves += [
             Field(leaf.path, leaf.schema, leaf.definitions, name)
             for leaf in _leaves("objective", params)
             if leaf.path != "objective.name"
         ]
-    return found
+    return leaves
 
 
 def _leaves(path: str, model: type[BaseModel]) -> Iterator[Field]:

@@ -57,18 +57,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def run_command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rcray", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        shown = capsys.readouterr()
-        return ended.value.code or 0, shown.out, shown.err
-
-    return run_command
-
-
 def assert_refused(code, out, err, expected, folder):
     assert code == EXIT_USAGE
     assert out == "", "nothing on stdout: it may be piped into a file"
@@ -82,11 +70,11 @@ def assert_refused(code, out, err, expected, folder):
 
 @pytest.mark.parametrize("command", ONE_FILE)
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_wrong_file(run, folder, command, kind):
+def test_a_wrong_file(rcray, folder, command, kind):
     content, expected = REFUSED[kind]
     if content is not None:
         (folder / "bad.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_refused(*run(command, "bad.yaml"), expected, folder)
+    assert_refused(*rcray(command, "bad.yaml"), expected, folder)
 
 
 @pytest.mark.parametrize("command", ONE_FILE)
@@ -104,8 +92,8 @@ def test_a_wrong_file(run, folder, command, kind):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_arguments(run, folder, command, arguments, expected):
-    assert_refused(*run(command, "bald.yaml", *arguments), expected, folder)
+def test_wrong_arguments(rcray, folder, command, arguments, expected):
+    assert_refused(*rcray(command, "bald.yaml", *arguments), expected, folder)
 
 
 @pytest.mark.parametrize(
@@ -119,72 +107,72 @@ def test_wrong_arguments(run, folder, command, arguments, expected):
     ],
     ids=" ".join,
 )
-def test_wrong_usage(run, folder, arguments, expected):
-    assert_refused(*run(*arguments), expected, folder)
+def test_wrong_usage(rcray, folder, arguments, expected):
+    assert_refused(*rcray(*arguments), expected, folder)
 
 
-def test_a_file_that_lies_among_the_experiments_is_pointed_to(run, tmp_path, monkeypatch):
+def test_a_file_that_lies_among_the_experiments_is_pointed_to(rcray, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.yaml").write_text("name: mine\n")
-    code, out, err = run("sweep", "mine.yaml")
+    code, out, err = rcray("sweep", "mine.yaml")
     assert (code, out) == (EXIT_USAGE, "") and "did you mean experiments/mine.yaml?" in err
-    code, out, err = run("sweep", "experiments")
+    code, out, err = rcray("sweep", "experiments")
     assert (code, out) == (EXIT_USAGE, "") and "is a directory" in err and "files there: mine.yaml" in err
-    code, out, err = run("plan", "elsewhere/mine.yaml")
+    code, out, err = rcray("plan", "elsewhere/mine.yaml")
     assert (code, out) == (EXIT_USAGE, "") and "rcray init" in err
 
 
-def test_a_command_for_one_cell_refuses_many(run, folder):
+def test_a_command_for_one_cell_refuses_many(rcray, folder):
     (folder / "bad.yaml").write_text("name: x\ngrid: {train.seed: [1, 2, 3]}\n")
-    assert_refused(*run("train", "bad.yaml"), ["3 cells", "--set"], folder)
+    assert_refused(*rcray("train", "bad.yaml"), ["3 cells", "--set"], folder)
 
 
-def test_one_wrong_file_among_good_ones_is_named(run, folder):
+def test_one_wrong_file_among_good_ones_is_named(rcray, folder):
     (folder / "bad.yaml").write_text("name: x\nrun: {objective: dpoo}\n")
-    assert_refused(*run("plan", "bald.yaml", "bad.yaml"), ["x: not valid", "objective.name"], folder)
+    assert_refused(*rcray("plan", "bald.yaml", "bad.yaml"), ["x: not valid", "objective.name"], folder)
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "evaluate", "report"])
-def test_a_store_that_is_a_file(run, folder, command):
+def test_a_store_that_is_a_file(rcray, folder, command):
     (folder / "taken").write_text("mine")
-    code, _, err = run(command, "bald.yaml", "--store", "taken")
+    code, _, err = rcray(command, "bald.yaml", "--store", "taken")
     assert code == EXIT_FAILED
     assert "taken" in err and "--store" in err and "Traceback" not in err
     assert (folder / "taken").read_text() == "mine"
 
 
-def test_plan_on_a_store_that_is_a_file(run, folder):
+def test_plan_on_a_store_that_is_a_file(rcray, folder):
     (folder / "taken").write_text("mine")
-    code, _, err = run("plan", "bald.yaml", "--store", "taken")
+    code, _, err = rcray("plan", "bald.yaml", "--store", "taken")
     assert code == EXIT_FAILED
     assert "taken" in err and "Traceback" not in err
 
 
-def test_plan_names_a_damaged_status(run, folder):
-    _, out, _ = run("plan", "bald.yaml", "--json")
+def test_plan_names_a_damaged_status(rcray, folder):
+    _, out, _ = rcray("plan", "bald.yaml", "--json")
     run_id = out.split('"run_id": "')[1].split('"')[0]
     status = folder / "rcray-store" / "runs" / run_id / "status.json"
     status.parent.mkdir(parents=True)
     status.write_text("{")
-    code, _, err = run("plan", "bald.yaml")
+    code, _, err = rcray("plan", "bald.yaml")
     assert code == EXIT_FAILED
     assert "status.json: damaged JSON" in err and "Traceback" not in err
 
 
-def test_plan_makes_no_store(run, folder):
-    code, out, err = run("plan", "bald.yaml", "--store", "new")
+def test_plan_makes_no_store(rcray, folder):
+    code, out, err = rcray("plan", "bald.yaml", "--store", "new")
     assert (code, err) == (0, "")
     assert "1 unique cells, 0 done" in out
     assert not (folder / "new").exists()
 
 
-def test_interrupting_says_how_to_go_on(run, folder, monkeypatch):
+def test_interrupting_says_how_to_go_on(rcray, folder, monkeypatch):
     def interrupt(*_args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.before, "cells_of", interrupt)
-    code, _, err = run("plan", "bald.yaml")
+    code, _, err = rcray("plan", "bald.yaml")
     assert code == EXIT_INTERRUPTED
     assert err.count("the same command continues") == 1
     assert "Traceback" not in err

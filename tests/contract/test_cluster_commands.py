@@ -5,6 +5,7 @@ and the MLflow server that it starts.
 """
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -63,12 +64,12 @@ class Machine:
 
     def servers(self) -> list[psutil.Process]:
         """Every `mlflow server` of this machine."""
-        found = []
+        commands = []
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
             if "server" in line and f"sqlite:///{self.home}/mlflow/mlflow.db" in line:
-                found.append(process)
-        return found
+                commands.append(process)
+        return commands
 
     def stop(self) -> None:
         pid = self.home / "mlflow" / "pid"
@@ -88,10 +89,10 @@ def machine(tmp_path):
     (tmp_path / "rcray").symlink_to(ROOT)
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("t" * 40)
-    made = Machine(tmp_path, free_port())
-    made.shared.mkdir()
-    yield made
-    made.stop()
+    machine = Machine(tmp_path, free_port())
+    machine.shared.mkdir()
+    yield machine
+    machine.stop()
 
 
 def mlflow_line():
@@ -110,7 +111,9 @@ def test_every_other_command_runs_and_says_what_it_should(machine):
     """But MLflow's: twice, as an update does."""
     for _ in range(2):
         mounted = "".join(machine.run(line, in_container=False) for line in CLUSTER["initialization_commands"])
-        assert "sudo apt-get install -y -qq nfs-common" in mounted and f" {machine.shared}\n" in mounted
+        asks = "sudo apt-get -o DPkg::Lock::Timeout=300 install -y -qq nfs-common" in mounted
+        assert asks == (shutil.which("mount.nfs4") is None), "only where the image has it not: spot nodes come often"
+        assert f" {machine.shared}\n" in mounted
         for line in CLUSTER["setup_commands"]:
             machine.run(line)
     assert (machine.home / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600

@@ -120,13 +120,13 @@ def test_every_import_belongs_to_the_core_or_to_an_extra():
     brought = {"markupsafe", "huggingface_hub", "click"}  # by jinja2, transformers and typer
     by_choice = {"vllm", "liger_kernel"}  # refused by name where they are missing
     known = {*core, *brought, *by_choice, *(module for modules in EXTRAS.values() for module in modules)}
-    found = set()
+    imported = set()
     for path in (ROOT / "rcray").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found |= {name.partition(".")[0] for name in names}
-    assert found - set(sys.stdlib_module_names) - {"rcray"} <= known
+            imported |= {name.partition(".")[0] for name in names}
+    assert imported - set(sys.stdlib_module_names) - {"rcray"} <= known
 
 
 def test_with_the_core_alone_every_module_is_there_or_says_what_it_needs(tmp_path):
@@ -163,6 +163,7 @@ REFUSED = [
     ("eval", "evaluate quickstart", "pip install 'rcray[eval]'"),
     ("eval", "alpaca-eval winrate a.json b.json", "pip install 'rcray[eval]'"),
     ("report", f"report --ledger {LEDGER} --out there", "pip install 'rcray[report]'"),
+    ("report", "watch quickstart", "pip install 'rcray[report]'"),
     ("track", "report quickstart --from-mlflow http://127.0.0.1:9", "pip install 'rcray[track]'"),
     ("track", "ui", "pip install 'rcray[track]'"),
     ("track", "sync", "pip install 'rcray[track]'"),

@@ -66,7 +66,7 @@ def layer_of(name: str) -> str | None:
 
 
 def violations(layer: str, source: str) -> list[str]:
-    found = []
+    wrong = []
     for name in imported(ast.parse(source)):
         target = layer_of(name)
         if target is None or target == layer:
@@ -78,8 +78,8 @@ def violations(layer: str, source: str) -> list[str]:
         else:
             allowed = LEVEL[target] <= LEVEL[layer]
         if not allowed:
-            found.append(name)
-    return found
+            wrong.append(name)
+    return wrong
 
 
 def modules() -> list[Path]:

@@ -45,26 +45,26 @@ OWN = {name for path in PACKAGE.rglob("*.py") for name in defined(ast.parse(path
 def reached(source, own=frozenset(OWN)):
     """Private names of others in a module, as they can be read there: imported ones in full."""
     tree = ast.parse(source)
-    known, found, here = {}, set(), set(defined(tree))
+    known, private, here = {}, set(), set(defined(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 known[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else ""
-                found |= {alias.name} if any(map(is_private, alias.name.split("."))) else set()
+                private |= {alias.name} if any(map(is_private, alias.name.split("."))) else set()
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("rcray"):
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 known[alias.asname or alias.name] = full
-                found |= {full} if any(map(is_private, full.split("."))) else set()
+                private |= {full} if any(map(is_private, full.split("."))) else set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             root, parts = dotted(node)
             name = ".".join([known.get(root) or root, *parts])
             mine = node.attr in (here if root in ("self", "cls") else own) and root != "super()"
             if not mine and name not in DOCUMENTED:
-                found.add(name)
+                private.add(name)
     # `torch._C` is said by `torch._C._dispatch_key_parse`
-    return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
+    return {name for name in private if not any(other.startswith(f"{name}.") for other in private)}
 
 
 def table():

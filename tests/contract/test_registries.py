@@ -1,7 +1,7 @@
 """A model, a data source, a benchmark is declared in one place: a made-up one, added there alone, works."""
 
 from rcray.aggregate.benchmark_tables import metric_key
-from rcray.config import RunConfig
+from rcray.config import Experiment, RunConfig
 from rcray.config.benchmarks import BENCHMARKS, Benchmark, benchmark_title
 from rcray.config.datasets import SOURCES, Source
 from rcray.config.evaluation import EvaluationConfig
@@ -12,7 +12,7 @@ from rcray.data.sources import open_rows
 from rcray.starter import Wanted, render
 from rcray.sweep.cost import estimate
 from rcray.sweep.pretend.models import architecture
-from rcray.sweep.tiny import tiny_config
+from rcray.sweep.tiny import tiny_config, tiny_experiment
 
 
 def test_a_model(monkeypatch):
@@ -39,12 +39,15 @@ def test_a_data_source(monkeypatch, tmp_path):
     (pair,) = read_pairs(open_rows(config.data, config.data.split), config.data)
     assert (pair.chosen, pair.rejected) == ("b", "c")
     assert estimate(config).tokens == 2 * 64 * source.tokens
+    assert tiny_config(config, {}).data.name == source.tiny == "synthetic"
     assert "made-up" in render("x", Wanted("tiny-neox", "synthetic"))
 
 
 def test_a_benchmark(monkeypatch):
-    made_up = Benchmark("made_up", "some_task", 7, "acc_norm", suite="published", title="Made-Up")
+    made_up = Benchmark("made_up", "some_task", 7, "acc_norm", suite="published", title="Made-Up", tiny="rcray_choice")
     monkeypatch.setitem(BENCHMARKS, "made_up", made_up)
     assert EvaluationConfig(benchmarks=("made_up",)).resolved() == (made_up,)
     assert made_up in EvaluationConfig(benchmarks=("published",)).resolved()
     assert (benchmark_title("made_up/acc_norm"), metric_key("made_up", [])) == ("Made-Up", "made_up/acc_norm")
+    asked = Experiment(name="x", evaluation={"benchmarks": ["made_up", "arc", "gsm8k"]})
+    assert tiny_experiment(asked).evaluation.benchmarks == ("rcray_choice", "embedded")

@@ -161,3 +161,16 @@ def test_the_colours_are_seen_where_there_are_some(tmp_path):
     subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, check=True, timeout=240)
     assert COLOUR.search(os.read(ours, 4096).decode())
     os.close(ours), os.close(theirs)
+
+
+def test_make_says_which_python_it_wants(tmp_path):
+    """Before it makes an environment: the next try, with the right one, would find the old one there."""
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")  # what one that is older says of its version
+    (tmp_path / "python3").chmod(0o755)
+    venv = tmp_path / "venv"
+    done = subprocess.run(
+        ["make", f"PYTHON={tmp_path / 'python3'}", f"VENV={venv}", f"{venv}/.installed"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2 and not venv.exists()
+    assert "python3 is no Python 3.11 or newer; name one: make PYTHON=python3.12 ..." in done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from rcray.config import RunConfig
 from rcray.records.columns import METRICS
-from tests.contract.pages import page
+from tests.contract.pages import ROOT, page
 
 OURS_BY_HAND = {"objective": "dpo"}  # the name stands for the section
 
@@ -31,6 +31,15 @@ def default_of(field):
     """A list of one, as `loss_type` is there, as what is in it."""
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return default[0] if isinstance(default, list) and len(default) == 1 else default
+
+
+def test_the_readmes_names_are_among_them():
+    table = (ROOT / "README.md").read_text().partition("| TRL's name |")[2].partition("\n\n")[0]
+    short = [re.findall(r"`([^`]+)`", line) for line in table.splitlines() if line.startswith("| `")]
+    known = {name: {*theirs, *here} for theirs, _, here, _ in rows() for name in theirs}
+    assert len(short) == 4
+    for name, *here in short:
+        assert set(here) <= known[name], name
 
 
 def test_our_fields_and_defaults():

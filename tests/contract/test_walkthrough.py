@@ -96,20 +96,26 @@ def _snippets(reader):
             assert len(expand(load_experiment(file))) == 9
 
 
-def test_the_trl_snippet_makes_a_trainer(tmp_path, quick_cache):
+@pytest.mark.parametrize(
+    ("given", "logged"), [("=Calibrator()", "band/in_band"), ("= UpdateSteering()", "update/log_alpha")]
+)
+def test_a_trl_snippet_makes_a_trainer(tmp_path, quick_cache, given, logged):
     pytest.importorskip("trl")
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig
 
-    snippet = next(block for block in blocks("python") if "CalibratedDPOTrainer(" in block)
+    snippet = next(block for block in blocks("python") if "CalibratedDPOTrainer(" in block and given in block)
     rows = [{"prompt": "render a", "chosen": " b", "rejected": " c d"}] * 4
     scope = {
         "model": AutoModelForCausalLM.from_pretrained(quick_cache / "tiny-mistral"),
         "tokenizer": AutoTokenizer.from_pretrained(quick_cache / "tiny-mistral"),
         "pairs": Dataset.from_list(rows),
-        "config": DPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_steps=1, logging_steps=1),
+        "config": DPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_steps=3, logging_steps=1),
     }
+    before = [parameter.detach().clone() for parameter in scope["model"].parameters()]
     exec(snippet, scope)
     scope["trainer"].train()
-    assert any("band/in_band" in entry for entry in scope["trainer"].state.log_history)
+    assert sum(logged in entry for entry in scope["trainer"].state.log_history) == 3
+    moved = [bool((p != old).any()) for p, old in zip(scope["model"].parameters(), before, strict=True)]
+    assert any(moved)

@@ -47,8 +47,8 @@ def wheel(tmp_path_factory):
         place / "clone",
     ]
     run(*build, cwd=place)
-    (made,) = place.glob("rcray-*.whl")
-    return made
+    (wheel,) = place.glob("rcray-*.whl")
+    return wheel
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a wheel is built from a clone")

@@ -145,7 +145,7 @@ class Walk:
         return {**self.environment, **self.head_environment}
 
     def _fill(self, command: str) -> str:
-        made: dict[str, Callable[[], str]] = {
+        commands: dict[str, Callable[[], str]] = {
             "dashboard": self._start_head,
             "store": lambda: str(self.folder / "rcray-store"),
             "run": lambda: expand(load_experiment(self.folder / "experiments" / "quickstart.yaml"))[0].run_id,
@@ -153,7 +153,7 @@ class Walk:
         }
         for name in re.findall(r"\{(\w+)\}", command):
             if name not in self.places:
-                self.places[name] = made[name]()
+                self.places[name] = commands[name]()
         return command.format(**self.places)
 
     def _start_head(self) -> str:
@@ -188,10 +188,10 @@ class Walk:
 
 def _assignments(command: str) -> tuple[dict[str, str], str]:
     """`NAME=value` before a command, as a shell reads it, and the command."""
-    found: dict[str, str] = {}
+    pages: dict[str, str] = {}
     while match := re.match(r"([A-Z_]+)=(\S+) ", command):
-        found[match.group(1)], command = match.group(2), command[match.end() :]
-    return found, command
+        pages[match.group(1)], command = match.group(2), command[match.end() :]
+    return pages, command
 
 
 def _arguments(command: str) -> list[str]:

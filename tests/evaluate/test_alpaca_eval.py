@@ -1,12 +1,10 @@
 """AlpacaEval from runs to win rates: answers written, files paired, a sweep judged, commands and their output."""
 
 import json
-import sys
 
 import pytest
 import torch
 
-from rcray import cli
 from rcray.config import run_id
 from rcray.config.alpaca_eval import AlpacaEvalConfig, GenerationConfig
 from rcray.config.evaluation import EvaluationConfig
@@ -34,9 +32,9 @@ def instructions(tmp_path):
 
 
 def test_answers_go_through_the_chat_template_and_end_there(tiny):
-    found = generate(tiny.model, tiny.tokenizer, PHRASES, SHORT, generator="tiny")
-    assert [output.instruction for output in found] == PHRASES
-    for output in found:
+    outputs = generate(tiny.model, tiny.tokenizer, PHRASES, SHORT, generator="tiny")
+    assert [output.instruction for output in outputs] == PHRASES
+    for output in outputs:
         words = output.output.split()
         assert len(words) == 8 and "<|" not in output.output  # warmed up on eight words and an end
         assert output.generator == "tiny"
@@ -109,8 +107,8 @@ def test_files(tmp_path):
 
 
 def test_answers_are_paired_by_instruction():
-    found = match([Output("a", "1"), Output("b", "2")], [Output("b", "3"), Output("a", "4")])
-    assert [(pair.candidate, pair.reference) for pair in found] == [("1", "4"), ("2", "3")]
+    pairs = match([Output("a", "1"), Output("b", "2")], [Output("b", "3"), Output("a", "4")])
+    assert [(pair.candidate, pair.reference) for pair in pairs] == [("1", "4"), ("2", "3")]
     with pytest.raises(DataError, match="1 of 2 instructions have no reference answer"):
         match([Output("a", "1"), Output("b", "2")], [Output("a", "3")])
     with pytest.raises(DataError, match="answered twice"):
@@ -173,20 +171,6 @@ def test_a_sweep_without_the_section(trained):
 
 
 # -- the commands
-
-
-@pytest.fixture
-def rcray(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rcray", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        shown = capsys.readouterr()
-        return ended.value.code or 0, shown.out, shown.err
-
-    return run
 
 
 def test_judge_and_winrate(rcray, tmp_path):

@@ -267,13 +267,13 @@ def test_vllm_gets_the_weights_the_chain_names(store, tmp_path, method):
         with pytest.raises(ConfigError, match="another base than the 4-bit one"):
             vllm_arguments(tmp_path / "final", store.cache)
         return
-    found = vllm_arguments(tmp_path / "final", store.cache)
-    assert found["tokenizer"] == str(tmp_path / "final") and found["dtype"] == "float32"
+    arguments = vllm_arguments(tmp_path / "final", store.cache)
+    assert arguments["tokenizer"] == str(tmp_path / "final") and arguments["dtype"] == "float32"
     if method == "full":
-        assert found["pretrained"] == str(tmp_path / "final") and "lora_local_path" not in found
+        assert arguments["pretrained"] == str(tmp_path / "final") and "lora_local_path" not in arguments
     else:
-        assert found["pretrained"] == str(loaded.origin.base)
-        assert (found["lora_local_path"], found["max_lora_rank"]) == (str(tmp_path / "final"), 2)
+        assert arguments["pretrained"] == str(loaded.origin.base)
+        assert (arguments["lora_local_path"], arguments["max_lora_rank"]) == (str(tmp_path / "final"), 2)
     next((tmp_path / "final").glob("*.safetensors")).unlink()
     with pytest.raises(ModelError, match="chain is incomplete"):
         vllm_arguments(tmp_path / "final", store.cache)

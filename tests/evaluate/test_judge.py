@@ -16,7 +16,7 @@ from rcray.config.alpaca_eval import JudgeConfig
 from rcray.errors import ConfigError, StoreError
 from rcray.evaluate.alpaca_eval import endpoint
 from rcray.evaluate.alpaca_eval.endpoint import CallFailedError, EndpointRefusedError, Reply
-from rcray.evaluate.alpaca_eval.judge import Cache, asks, estimate, judge, read_vote
+from rcray.evaluate.alpaca_eval.judge import Cache, asks, judge, judging_cost, read_vote
 from rcray.evaluate.alpaca_eval.outputs import Match
 from rcray.evaluate.alpaca_eval.winrate import annotations
 from tests.evaluate.judge_server import JudgeServer
@@ -65,7 +65,7 @@ def test_a_whole_job_through_every_fault(tmp_path, caplog, capfd):
     cache = tmp_path / "judgements.jsonl"
     with JudgeServer(script) as server:
         patient = config(server, timeout=5)  # a busy machine's late answer is no fault of the client
-        found = judge(matches(count), patient, cache)
+        judged = judge(matches(count), patient, cache)
         calls = sum(server.calls.values())
         assert tried == set(faults)
         assert len(server.calls) == len(server.answered) == 2 * count
@@ -74,9 +74,9 @@ def test_a_whole_job_through_every_fault(tmp_path, caplog, capfd):
         again = judge(matches(count), patient, cache)
         assert sum(server.calls.values()) == calls, "everything is on disk"
         assert server.keys == {f"Bearer {KEY}"}
-    assert again == found and len(found) == 2 * count
-    assert all(judgement.preference is not None for judgement in found)
-    by_match = {judgement.match: judgement.preference for judgement in found}
+    assert again == judged and len(judged) == 2 * count
+    assert all(judgement.preference is not None for judgement in judged)
+    by_match = {judgement.match: judgement.preference for judgement in judged}
     assert all((by_match[i] > 0.5) == bool(i % 3) for i in by_match)
     shown = capfd.readouterr()
     for text in (cache.read_text(), caplog.text, shown.out, shown.err):
@@ -85,9 +85,9 @@ def test_a_whole_job_through_every_fault(tmp_path, caplog, capfd):
 
 def test_both_orders_are_asked_and_read_from_the_candidates_side(tmp_path):
     with JudgeServer() as server:
-        found = judge(matches(4), config(server), tmp_path / "j")
-    assert Counter(judgement.match for judgement in found) == dict.fromkeys(range(4), 2)
-    for first, second in zip(found[::2], found[1::2], strict=True):
+        judged = judge(matches(4), config(server), tmp_path / "j")
+    assert Counter(judgement.match for judgement in judged) == dict.fromkeys(range(4), 2)
+    for first, second in zip(judged[::2], judged[1::2], strict=True):
         assert (first.candidate_first, second.candidate_first) == (True, False)
         assert first.preference == pytest.approx(second.preference)  # this judge has no liking for a position
         assert first.preference == pytest.approx(0.8176 if first.match % 3 else 0.1824, abs=1e-4)
@@ -95,11 +95,11 @@ def test_both_orders_are_asked_and_read_from_the_candidates_side(tmp_path):
 
 def test_the_authors_mode_asks_once_with_the_candidate_second(tmp_path):
     with JudgeServer() as server:
-        found = judge(matches(6), config(server, mode="published"), tmp_path / "j")
+        judged = judge(matches(6), config(server, mode="published"), tmp_path / "j")
         assert sum(server.calls.values()) == 6
         assert all("logprobs" not in body for body in server.bodies)
-    assert [judgement.candidate_first for judgement in found] == [False] * 6
-    assert [judgement.preference for judgement in found] == [0, 1, 1, 0, 1, 1]  # votes in words
+    assert [judgement.candidate_first for judgement in judged] == [False] * 6
+    assert [judgement.preference for judgement in judged] == [0, 1, 1, 0, 1, 1]  # votes in words
 
 
 def test_alpaca_eval_2_asks_once_in_a_random_order_that_stays(tmp_path):
@@ -128,8 +128,8 @@ def test_alpaca_eval_2_asks_once_in_a_random_order_that_stays(tmp_path):
     ],
 )
 def test_votes(vote, text, logprobs, expected):
-    found = read_vote(Reply(text, logprobs, 0, 0), vote)
-    assert found == (None if expected is None else pytest.approx(expected, abs=1e-4))
+    preference = read_vote(Reply(text, logprobs, 0, 0), vote)
+    assert preference == (None if expected is None else pytest.approx(expected, abs=1e-4))
 
 
 # -- ends
@@ -171,9 +171,9 @@ def test_a_killed_job_goes_on_without_repeating_a_call(tmp_path):
         wait_until(lambda: server.under_way == 0)  # calls under way at the kill end at the server
         before = Counter(server.calls)
         assert 20 <= len(on_disk) < 120
-        found = judge(matches(60), config(server), cache)
+        judged = judge(matches(60), config(server), cache)
         after = Counter(server.calls)
-    assert len(found) == 120 and all(judgement.preference is not None for judgement in found)
+    assert len(judged) == 120 and all(judgement.preference is not None for judgement in judged)
     kept = {ask.key for ask in asks(matches(60), config(server))} & on_disk.keys()
     assert kept == on_disk.keys()
     assert sum((after - before).values()) == 120 - len(on_disk), "exactly what was not on disk"
@@ -239,15 +239,15 @@ def test_what_fails_to_the_end_is_said_and_not_kept(tmp_path, fault, said):
     with JudgeServer(script) as server:
         late = {"timeout": 2, "retries": 1} if fault == "hang" else {"retries": 2}
         settings = config(server, vote="text", **late)
-        found = judge(matches(4), settings, cache)
-        failed = [judgement for judgement in found if judgement.preference is None]
+        judged = judge(matches(4), settings, cache)
+        failed = [judgement for judgement in judged if judgement.preference is None]
         assert [judgement.match for judgement in failed] == [1, 1]
         assert all(said in judgement.error for judgement in failed)
         assert len(Cache(cache).read()) == 6
         server.script = lambda *_: "ok"
         assert all(judgement.preference is not None for judgement in judge(matches(4), settings, cache))
     mode = settings.judging
-    kept = annotations(matches(4), found, mode)
+    kept = annotations(matches(4), judged, mode)
     assert (kept.failures, len(kept.preference)) == (2, 3)
 
 
@@ -287,15 +287,15 @@ def test_the_estimate_counts_what_is_left(tmp_path):
     cache = tmp_path / "j"
     with JudgeServer() as server:
         priced = config(server, price_in=2.0, price_out=10.0)
-        first = estimate(matches(10), priced, cache)
+        first = judging_cost(matches(10), priced, cache)
         assert (first.calls, first.cached) == (20, 0)
         sent = 20 * 150 + sum(len(m.instruction + m.candidate + m.reference) * 2 for m in matches(10)) // 4
         assert first.tokens_in == sent
         assert first.cost == pytest.approx((sent * 2 + 20 * 10) / 1e6)
         judge(matches(4), priced, cache)
-        second = estimate(matches(10), priced, cache)
+        second = judging_cost(matches(10), priced, cache)
         assert (second.calls, second.cached) == (12, 8)
-        assert "unknown" in estimate(matches(10), config(server), cache).describe()
+        assert "unknown" in judging_cost(matches(10), config(server), cache).describe()
 
 
 def test_above_the_limit_nothing_is_spent(tmp_path):

@@ -99,9 +99,9 @@ def test_huge_margins_do_not_overflow():
 
 def test_the_interval_of_a_mean_is_the_normal_one():
     values = RNG.normal(3, 2, 1000)
-    found = bootstrap(len(values), lambda draws: values[draws].mean(axis=1))
+    interval = bootstrap(len(values), lambda draws: values[draws].mean(axis=1))
     sem = stats.sem(values)
-    assert found.stderr == pytest.approx(sem, rel=0.1)
-    assert found.low == pytest.approx(values.mean() - 1.96 * sem, abs=0.4 * sem)
-    assert found.high == pytest.approx(values.mean() + 1.96 * sem, abs=0.4 * sem)
-    assert bootstrap(len(values), lambda draws: values[draws].mean(axis=1)) == found, "seeded"
+    assert interval.stderr == pytest.approx(sem, rel=0.1)
+    assert interval.low == pytest.approx(values.mean() - 1.96 * sem, abs=0.4 * sem)
+    assert interval.high == pytest.approx(values.mean() + 1.96 * sem, abs=0.4 * sem)
+    assert bootstrap(len(values), lambda draws: values[draws].mean(axis=1)) == interval, "seeded"

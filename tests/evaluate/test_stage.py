@@ -225,10 +225,10 @@ def test_settings_are_refused_before_anything_runs(tmp_path):
 
 def test_options_win_over_the_section(tmp_path):
     section = EvaluationConfig(benchmarks=("arc",), limit=5)
-    found = settings_from(
+    settings = settings_from(
         section, {"benchmarks": ["rcray_choice", "t.yaml"], "limit": None, "data_dir": None}, tmp_path
     )
-    assert found.benchmarks == ("rcray_choice", str(tmp_path / "t.yaml")) and found.limit == 5
+    assert settings.benchmarks == ("rcray_choice", str(tmp_path / "t.yaml")) and settings.limit == 5
     with pytest.raises(ConfigError, match=r"--benchmarks: 'bbh' is asked for twice"):
         settings_from(section, {"benchmarks": ["bbh", "published"]}, tmp_path)
 
@@ -237,8 +237,8 @@ def test_runs_are_found_by_id_by_directory_and_all_at_once(trained):
     root = trained.store.root
     run = trained.run(trained.plain)
     for given in (run.run_id, str(run.path)):
-        (found,) = find_runs(given, trained.store)
-        assert found.config == trained.plain and found.store.root == root
+        (target,) = find_runs(given, trained.store)
+        assert target.config == trained.plain and target.store.root == root
     for given in (str(root), str(root / "runs")):
         assert len(find_runs(given, trained.store)) == 2
     with pytest.raises(ConfigError, match=f"did you mean '{run.run_id}'"):

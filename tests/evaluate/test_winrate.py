@@ -26,8 +26,8 @@ def drawn(theta, phi, seed, *, psi=0.0, longer=300.0, hard=True):
     return Annotations(preference, difference, difficulty if psi else None, 0, 0.0)
 
 
-def rates(found):
-    return {row.metric: row for row in win_rate_rows(found, "other", "judge", "both_orders")}
+def rates(annotated):
+    return {row.metric: row for row in win_rate_rows(annotated, "other", "judge", "both_orders")}
 
 
 @pytest.mark.parametrize("phi", [0.0, 1.0, 2.0])
@@ -55,9 +55,9 @@ def test_parameters_are_recovered_from_soft_preferences():
 
 
 def test_difficulty_is_averaged_over():
-    found = drawn(0.3, 1.5, seed=1, psi=0.7, hard=False)
-    truth = sigmoid(0.3 + 0.7 * found.difficulty).mean()
-    rows = rates(found)
+    annotated = drawn(0.3, 1.5, seed=1, psi=0.7, hard=False)
+    truth = sigmoid(0.3 + 0.7 * annotated.difficulty).mean()
+    rows = rates(annotated)
     assert rows["lc_win_rate"].value == pytest.approx(truth, abs=2e-3)
     assert "without instruction difficulty" not in rows["lc_win_rate"].note
 
@@ -73,8 +73,8 @@ def test_equal_lengths_leave_the_raw_rate():
 
 
 def test_lengths_that_do_not_matter_leave_the_raw_rate():
-    found = drawn(0.4, 0.0, seed=3)
-    rows = rates(found)
+    annotated = drawn(0.4, 0.0, seed=3)
+    rows = rates(annotated)
     assert rows["lc_win_rate"].value == pytest.approx(rows["win_rate"].value, abs=0.03)
 
 
@@ -110,19 +110,19 @@ MATCHES = [Match("a", "long answer", "short"), Match("b", "x", "yyy"), Match("c"
 
 def test_orders_are_averaged_and_position_bias_measured():
     judgements = [Judgement(i, first, 0.9 if first else 0.5) for i in range(3) for first in (True, False)]
-    found = annotations(MATCHES, judgements, MODES["both_orders"])
-    assert found.preference == pytest.approx([0.7] * 3)
-    assert found.length_difference.tolist() == [6, -2, 0]
-    assert found.position_bias == pytest.approx(0.2)
+    annotated = annotations(MATCHES, judgements, MODES["both_orders"])
+    assert annotated.preference == pytest.approx([0.7] * 3)
+    assert annotated.length_difference.tolist() == [6, -2, 0]
+    assert annotated.position_bias == pytest.approx(0.2)
 
 
 def test_failures_by_mode():
     judgements = [Judgement(0, False, 1.0), Judgement(1, False, None, "HTTP 500"), Judgement(2, False, 0.0)]
-    found = annotations(MATCHES, judgements, MODES["published"])
-    assert found.preference.tolist() == [1.0, 0.5, 0.0] and found.failures == 1
+    annotated = annotations(MATCHES, judgements, MODES["published"])
+    assert annotated.preference.tolist() == [1.0, 0.5, 0.0] and annotated.failures == 1
     both = [Judgement(0, True, 1.0), Judgement(0, False, None, "x"), Judgement(1, True, 0.4), Judgement(1, False, 0.6)]
-    found = annotations(MATCHES, both, MODES["both_orders"])
-    assert found.preference.tolist() == [0.5], "one order alone would carry the judge's liking for a position"
+    annotated = annotations(MATCHES, both, MODES["both_orders"])
+    assert annotated.preference.tolist() == [0.5], "one order alone would carry the judge's liking for a position"
     with pytest.raises(RcrayError, match="HTTP 500"):
         annotations(MATCHES, [judgements[1]], MODES["both_orders"])
 

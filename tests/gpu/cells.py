@@ -1,5 +1,6 @@
 """The cells that are tried on the pretended GPU, and what was seen of them, by one process for all."""
 
+import copy
 import json
 import os
 import subprocess
@@ -8,15 +9,15 @@ from functools import cache
 from pathlib import Path
 
 from rcray.config import RunConfig
-from rcray.config.models import MODELS
-from rcray.sweep.pretend.peaks import LONGEST
+from rcray.config.models import paper_models
+from rcray.sweep.pretend.peaks import LONGEST, few_layers
 
 ROOT = Path(__file__).parents[2]
 GPU = {"gpus_per_worker": 1}
 TYPICAL = (180, 300, 260)
 #: Two layers stand for all: what a step waits for and computes in does not depend on how many there are.
 LAYERS = 2
-PRESETS = ("pythia-410m", "pythia-2.8b", "mistral-7b", "qwen2.5-7b")
+PRESETS = paper_models()
 #: One of each family, and of what they read: margins without a reference, tokens, whole distributions, the unpaired
 #: with a baseline of their own, cures with a term of the chosen answer, and those that TRL has beside.
 FAMILIES = ("simpo", "ti-dpo", "tdpo", "kto", "rpo", "exo")
@@ -35,51 +36,91 @@ def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, loo
     return {"config": config.model_dump(mode="json"), "lengths": lengths, "layers": layers, "looking": looking}
 
 
+KTO = {"name": "kto", "baseline": "kl"}
 #: For the plan: at a length that its figures were not taken at.
 BETWEEN = sum(LONGEST) // 2
 LONG = (20, BETWEEN - 20, BETWEEN - 20)
-#: From so many layers on, each adds the same to the peak of a step: with fewer, blocks that are computed again in the
-#: backward hold less than the last one and the head.
-FEW = {"pythia-410m": LAYERS, "pythia-2.8b": 6, "mistral-7b": 6, "qwen2.5-7b": 6}
+LOOK = {"calibration": {"look_every": 10}, "looking": True}
+#: What the plan is held to: the presets as they resolve, with a look, and what holds more or less than they do.
+PLANNED = {
+    "pythia-410m": ("pythia-410m", {**LOOK}),
+    "no looks, full": ("pythia-410m", {}),
+    "no looks": ("mistral-7b", {}),
+}
+#: The same, where it takes longer: looks at many layers, activations that are kept, distributions, other models beside.
+PLANNED_SLOWLY = {
+    **{name: (name, {**LOOK}) for name in PRESETS if name not in PLANNED},
+    "kept": ("mistral-7b", {**LOOK, "execution": {"gradient_checkpointing": False}}),
+    "distributions": ("pythia-410m", {**LOOK, "objective": "tdpo"}),
+    "live reference": ("pythia-410m", {"objective": "ti-dpo"}),
+    "baseline": ("pythia-410m", {"objective": {"name": "kto", "baseline": "kl"}}),
+}
+
+
+def planned(name, *, more=0, whole=False):
+    """A cell of long pairs in the fewest layers that tell of all, in some `more`, or in all."""
+    model, settings = {**PLANNED, **PLANNED_SLOWLY}[name]
+    config = RunConfig.model_validate(cell(model, **copy.deepcopy(settings))["config"])
+    layers = None if whole else few_layers(config) + more
+    return cell(model, lengths=LONG, layers=layers, **copy.deepcopy(settings))
+
+
 CELLS = {
-    **{name: cell(name, lengths=LONG, layers=FEW[name]) for name in PRESETS},
+    **{name: planned(name) for name in PLANNED},
+    **{f"preset {name}": cell(name) for name in PRESETS},
     "full float32": cell("pythia-410m", train={"precision": "float32"}),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
     **{f"family {name}": cell("mistral-7b" if name == "ti-dpo" else "pythia-410m", name) for name in FAMILIES},
     "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}),
+    "scores full": cell("mistral-7b", calibration={"scores": "full"}),
+    "kto, baseline": cell("mistral-7b", KTO, train={"micro_batch_size": 2}),
+    "kto, baseline, full": cell("pythia-410m", KTO),
     "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}),
 }
 #: Steps of runs that take looks, with one and between two.
 UPDATE = {"kind": "update", "look_every": 10}
-LOOKING = {
+CELLS |= {
     "look, update": cell("mistral-7b", calibration=UPDATE, looking=True),
     "look, update, full": cell("pythia-410m", calibration=UPDATE, looking=True),
+    "between, update": cell("mistral-7b", calibration=UPDATE),
+}
+SLOW_CELLS = {
+    **{name: planned(name) for name in PLANNED_SLOWLY},
     "look, update, float16": cell("mistral-7b", fidelity="official", calibration=UPDATE, looking=True),
     "look, published": cell("mistral-7b", calibration={"look_every": 10}, looking=True),
     "look, none": cell("mistral-7b", rc=False, calibration={"look_every": 10}, looking=True),
-    "between, update": cell("mistral-7b", calibration=UPDATE),
+    "look, scores full": cell("mistral-7b", calibration={"look_every": 10, "scores": "full"}, looking=True),
     "between, none": cell("mistral-7b", rc=False, calibration={"look_every": 10}),
 }
-CELLS |= LOOKING
+ALL = {**CELLS, **SLOW_CELLS}
 #: Forwards without a graph: what they hold beside the weights does not depend on the layers either.
 FORWARDS = {f"forward {name}": {**cell(name, lengths=(20, 1004, 1004)), "forward": True} for name in PRESETS}
-#: One layer more, from which the peak of a whole preset follows.
-DEEPER = {f"deeper {name}": cell(name, lengths=LONG, layers=FEW[name] + 1) for name in PRESETS}
 #: All layers: minutes.
-WHOLE = {name: cell(name, lengths=LONG, layers=None) for name in PRESETS}
+WHOLE = {name: planned(name, whole=True) for name in PRESETS}
+
+
+def seen(name):
+    """What was seen of a cell."""
+    return (_seen_slowly() if name in SLOW_CELLS else _seen())[name]
 
 
 @cache
-def seen():
-    """What was seen of the cells, by one process for all."""
-    return look_at({**CELLS, **DEEPER, **FORWARDS})
+def _seen():
+    """By one process for all."""
+    return look_at({**CELLS, **FORWARDS, **{f"deeper {name}": planned(name, more=1) for name in PLANNED}})
+
+
+@cache
+def _seen_slowly():
+    return look_at({**SLOW_CELLS, **{f"deeper {name}": planned(name, more=1) for name in PLANNED_SLOWLY}})
 
 
 def whole_peak(name):
-    """Bytes that a step of all layers of a preset holds at once."""
-    few, more = (seen()[key]["peak_bytes"] for key in (name, f"deeper {name}"))
-    return few + (MODELS[name].shape.layers - FEW[name]) * (more - few)
+    """Bytes that a step of all layers holds at once: one layer more tells what each adds."""
+    every, cell = _seen_slowly() if name in PLANNED_SLOWLY else _seen(), planned(name)
+    few, more = (every[key]["peak_bytes"] for key in (name, f"deeper {name}"))
+    return few + (RunConfig.model_validate(cell["config"]).model.shape.layers - cell["layers"]) * (more - few)
 
 
 def look_at(cells):

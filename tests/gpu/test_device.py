@@ -20,7 +20,8 @@ from rcray.models.device import asked_device, why_no_gpu
 from rcray.models.load import load_model
 from rcray.models.precision import Precision
 from rcray.records.status import Device, RunStatus
-from rcray.train.checkpoint import CheckpointWriter, Progress, restore_newest
+from rcray.train import loop
+from rcray.train.checkpoint import CheckpointWriter, Progress, Resumable, restore_newest
 from rcray.train.loop import Job, _device
 from tests.small_runs import small_config
 
@@ -75,10 +76,10 @@ def test_the_doctor_tries_every_card_and_two_together(monkeypatch):
     emulated = Tried("T4, 15.0 GiB", (("bfloat16: this card computes it by emulation only", "use float16"),))
     monkeypatch.setattr(cards, "try_card", lambda i: Tried("L40S, 44.5 GiB, bfloat16, 4-bit") if i == 0 else emulated)
     monkeypatch.setattr(cards, "try_pair", lambda a, b: Tried(f"NCCL 2.27 sums over cards {a} and {b}"))
-    found = {f.name: f for f in doctor.check_devices()}
-    assert (found["gpu 0"].state, found["gpus"].state) == ("ok", "ok")
-    assert (found["gpu 1"].state, found["gpu 1"].fix) == ("broken", "use float16")
-    assert "emulation" in found["gpu 1"].detail
+    checks = {f.name: f for f in doctor.check_devices()}
+    assert (checks["gpu 0"].state, checks["gpus"].state) == ("ok", "ok")
+    assert (checks["gpu 1"].state, checks["gpu 1"].fix) == ("broken", "use float16")
+    assert "emulation" in checks["gpu 1"].detail
 
 
 def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_cache, tmp_path):
@@ -90,7 +91,7 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     model, card = tiny(quick_cache, tmp_path, "tiny-mistral", method="qlora", dtype="bfloat16"), torch.device("cuda", 0)
     use_precision(model, Precision(torch.bfloat16, "cuda", autocast=True))
     record = cards.device_record(model, card)
-    assert asked == [(card, torch.bfloat16, 4, 16)]
+    assert asked == [(card, torch.bfloat16, 4, 2, 16)], "as many heads of keys as it has"
     assert record.attention == "sdpa: plain rows by flash, packed rows by efficient"
     run = store.run("a")
     run.write_status(RunStatus("a", device=record))
@@ -101,8 +102,9 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
 
 
 def test_torch_names_the_kernel_it_would_take():
-    named = cards.attention_kernels(CPU, torch.float32, heads=2, width=16)
-    assert set(named) == {"plain", "packed"} and set(named.values()) <= set(cards.KERNELS.values())
+    for keys in (4, 2):
+        named = cards.attention_kernels(CPU, torch.float32, heads=4, keys=keys, width=16)
+        assert set(named) == {"plain", "packed"} and set(named.values()) <= set(cards.KERNELS.values())
 
 
 KERNELS = {"plain": "flash", "packed": "efficient"}
@@ -231,6 +233,18 @@ def test_what_is_a_gpus_is_refused_on_the_cpu(store, settings, field):
         prepare(Job(config, store, run_id(config), "a"), 0, 1)
 
 
+def test_what_a_card_held_before_is_not_the_runs(store, monkeypatch):
+    """A process goes from cell to cell, and torch counts on."""
+    forgotten, reset = [], []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(loop, "forget_peak", forgotten.append)
+    loop.prepare(job(store), 0, 1)
+    assert forgotten == [CPU]
+    for device in (CPU, torch.device("cuda", 0)):
+        cards.forget_peak(device)
+    assert reset == [torch.device("cuda", 0)]
+
+
 def test_liger_puts_its_kernels_in_or_says_that_it_has_none(monkeypatch, quick_cache, tmp_path):
     """Left alone, it says so in a line for developers, and nothing is any faster."""
     package, parts, patches = ModuleType("liger_kernel"), ModuleType("transformers"), ModuleType("monkey_patch")
@@ -261,11 +275,12 @@ def test_a_checkpoint_written_by_a_thread_is_the_one_of_its_moment(tmp_path):
     train()
     kept = {name: p.detach().clone() for name, p in model.named_parameters()}
     writer, said = CheckpointWriter(beside=True), []
-    writer.save(tmp_path, model, optimizer, scheduler, Progress(step=1), 2, None, then=lambda: said.append("written"))
+    state = Resumable(model, optimizer, scheduler)
+    writer.save(tmp_path, state, Progress(step=1), 2, None, then=lambda: said.append("written"))
     train()
     writer.wait()
     assert said == ["written"]
-    assert restore_newest(tmp_path, model, optimizer, scheduler).step == 1
+    assert restore_newest(tmp_path, state).step == 1
     assert all(torch.equal(kept[name], p) for name, p in model.named_parameters())
     assert scheduler.last_epoch == 1
     assert {int(state["step"]) for state in optimizer.state.values()} == {1}

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import ray.train.torch
 import torch
 from torch import nn
 
@@ -15,6 +16,7 @@ from rcray.errors import ConfigError
 from rcray.evaluate.alpaca_eval.command import answers_of
 from rcray.evaluate.remote import resources
 from rcray.evaluate.stage import evaluate_run
+from rcray.models import device, precision
 from rcray.models.load import load_model
 from rcray.models.precision import Precision
 from rcray.models.trained import load_trained, merge_adapter
@@ -61,6 +63,13 @@ def forwards():
     handle.remove()
 
 
+@pytest.fixture
+def any_processor(monkeypatch):
+    """One without bfloat16 arithmetic refuses it where it is asked for, and can emulate it."""
+    monkeypatch.setattr(precision, "_has_bfloat16", lambda device, *, asked: True)
+
+
+@pytest.mark.usefixtures("any_processor")
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
@@ -77,8 +86,8 @@ def test_what_is_measured_is_computed_as_it_was_trained(
     config = run_of(quick_cache, architecture, **settings)
     assert launch(config, store).status == "ok"
     forwards.clear()
-    found = evaluate_run(config, store, SETTINGS)
-    assert {row.benchmark for row in found.rows} == {"preference", "samples", "rcray_choice", "rcray_cloze"}
+    evaluation = evaluate_run(config, store, SETTINGS)
+    assert {row.benchmark for row in evaluation.rows} == {"preference", "samples", "rcray_choice", "rcray_cloze"}
     answers_of(config, store, instructions)
     diagnose([config], store, 8)
     assert forwards == {torch.bfloat16}
@@ -120,7 +129,35 @@ def test_without_a_gpu_asked_for_nobody_touches_one(store, quick_cache, visible_
     assert load_trained(store.run(run_id(config)).final, store.cache).model.device == CPU
 
 
-def test_a_gpu_that_is_asked_for_is_refused_there_too(store, quick_cache):
+@pytest.mark.parametrize(("workers", "asked"), [(0, False), (2, True)])
+def test_a_run_in_its_own_process_starts_no_ray(store, monkeypatch, workers, asked):
+    """Ray sets a worker's GPU up by asking which it gave away; where it gave nothing, it starts a cluster to know."""
+    questions = []
+
+    class Trainer:
+        """Ray's, of which no more is done than what it enters before the loop."""
+
+        def __init__(self, loop, *, torch_config, **others):
+            self.context = torch_config.train_func_context
+
+        def fit(self):
+            with self.context():
+                pass
+
+    monkeypatch.setattr(ray.train.torch, "TorchTrainer", Trainer)
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: questions.append("which?") or CPU)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    launch(small_config(execution={"gpus_per_worker": 1, "workers": workers}), store)
+    assert bool(questions) == asked
+
+
+@pytest.fixture
+def no_card(monkeypatch):
+    """None that can be used, also on a machine that has one."""
+    monkeypatch.setattr(device, "why_no_gpu", lambda: ("none here", "install one"))
+
+
+def test_a_gpu_that_is_asked_for_is_refused_there_too(store, quick_cache, no_card):
     config = run_of(quick_cache, "tiny-mistral", execution={"gpus_per_worker": 1})
     with pytest.raises(ConfigError, match=r"execution\.gpus_per_worker: 1, and no GPU can be used"):
         compute_reference(config.model_dump(mode="json"), store)
@@ -137,7 +174,7 @@ def test_a_gpu_that_is_asked_for_is_refused_there_too(store, quick_cache):
         (0, 0.5, "evaluation.gpus: 0.5", 0.5),
     ],
 )
-def test_an_evaluation_is_on_the_device_that_it_asks_for(store, trained, asked, field, reserved):
+def test_an_evaluation_is_on_the_device_that_it_asks_for(store, no_card, trained, asked, field, reserved):
     """Else on that of the run, of whose identity the device is no part; what there is not is refused by its field."""
     config = small_config(data={"train_pairs": 16, "eval_pairs": 8})
     assert launch(config, store).status == "ok"

@@ -1,6 +1,9 @@
 """`make gpu-check`: what it says without a GPU, and of cells that ran on one."""
 
 import sys
+from types import SimpleNamespace
+
+import pytest
 
 from benchmarks import gpu_check
 from rcray.config import load_experiment
@@ -11,15 +14,51 @@ from rcray.sweep.grid import expand
 ATTENTION = "sdpa: plain rows by flash, packed rows by efficient"
 
 
-def test_without_a_gpu_it_says_what_is_missing(monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def called(monkeypatch, tmp_path):
+    """The commands it runs, each of which ends as told; doctor well unless another code is put in."""
+    commands, codes = [], {"doctor": 0, "sweep": 0}
+
+    def run(command, **options):
+        if command[1] not in codes:
+            return real(command, **options)
+        commands.append(command[1])
+        return SimpleNamespace(returncode=codes[command[1]])
+
+    real = gpu_check.subprocess.run
+    monkeypatch.setattr(gpu_check.subprocess, "run", run)
+    monkeypatch.setattr(gpu_check, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--store", str(tmp_path)])
+    return commands, codes
+
+
+def test_without_a_gpu_it_says_what_is_missing(monkeypatch, capsys, called):
     monkeypatch.setattr(
         gpu_check, "why_no_gpu", lambda: ("torch is built for CPUs", "install the build for your driver")
     )
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--store", str(tmp_path)])
     assert gpu_check.main() == 2
-    assert capsys.readouterr().err == (
-        "no GPU can be used: torch is built for CPUs\n  fix: install the build for your driver\n"
-    )
+    said = capsys.readouterr()
+    assert said.err == "no GPU can be used: torch is built for CPUs\n  fix: install the build for your driver\n"
+    assert "for a bug report, all of this:\nPython 3." in said.out
+
+
+def test_what_the_doctor_finds_ends_it_with_what_a_report_needs(capsys, called):
+    commands, codes = called
+    codes["doctor"] = 1
+    assert gpu_check.main() == 1 and commands == ["doctor"]
+    assert "for a bug report, all of this:\nPython 3." in capsys.readouterr().out
+
+
+def test_a_second_check_finds_nothing_done(called, tmp_path):
+    """A cell that is done would be taken as it is."""
+    store = gpu_check.fresh_store(tmp_path)
+    for folder in (store.root / "runs" / "abc", store.cache):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("")
+    (tmp_path / "runs").mkdir()
+    assert gpu_check.main() == 0 and called[0] == ["doctor", "sweep"]
+    assert not (store.root / "runs" / "abc").exists()
+    assert (store.cache / "file").exists() and (tmp_path / "runs").exists()
 
 
 def test_the_page_says_what_each_cell_did(store):

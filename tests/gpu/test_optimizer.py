@@ -5,7 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rcray.config.training import TrainConfig
+from rcray.train.checkpoint import _in_main_memory
 from rcray.train.setup import build_optimizer
+from rcray.train.sharded import load_optimizer
 
 CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -42,6 +44,29 @@ def test_adamw_is_one_kernel_for_all_parameters_on_a_gpu_and_the_same_update():
     assert "_fused_adamw_" not in others, "a CPU's runs keep their digits"
     for one, two in zip(fused, plain, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+def test_moments_that_were_paged_are_paged_again_when_a_run_goes_on(monkeypatch):
+    """bitsandbytes moves what it loads onto the GPU for good: it had no room for it before."""
+
+    def built():
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(torch.randn(400, 300))
+        return parameter, build_optimizer([parameter], TrainConfig(optimizer="paged_adamw"), CARD)
+
+    before, optimizer = built()
+    moments = optimizer.state[before]
+    moments |= {"step": 1, "state1": torch.rand(400, 300), "state2": torch.rand(400, 300)}
+    saved = _in_main_memory(optimizer.state_dict())
+    after, resumed = built()
+    made, load, told = [], resumed.load_state_dict, {}
+    monkeypatch.setattr(resumed, "get_state_buffer", lambda p, dtype: made.append(dtype) or torch.zeros_like(p))
+    monkeypatch.setattr(resumed, "load_state_dict", lambda state, **how: told.update(how) or load(state, **how))
+    load_optimizer(resumed, saved)
+    assert told == {"move_to_device": False} and made == [torch.float32] * 2
+    for name in ("state1", "state2"):
+        assert torch.equal(resumed.state[after][name], moments[name])
+    assert resumed.state[after]["step"] == 1
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw8bit", "AdamW8bit"), ("paged_adamw8bit", "PagedAdamW8bit")])

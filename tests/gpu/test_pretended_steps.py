@@ -6,22 +6,42 @@ from rcray.config import RunConfig
 from rcray.config.models import MODELS
 from rcray.config.objectives import BY_NAME
 from rcray.models.inference import TOKENS
-from rcray.sweep.memory import FORWARD_TOKENS, forward_bytes, measured_peaks, peak_key
-from tests.gpu.cells import BETWEEN, CELLS, FORWARDS, PRESETS, WHOLE, cell, look_at, seen, whole_peak
+from rcray.sweep.memory import FORWARD_TOKENS, extra_weights, forward_bytes, known_peak, measured_peaks, peak_key
+from tests.gpu.cells import (
+    ALL,
+    BETWEEN,
+    CELLS,
+    FORWARDS,
+    GPU,
+    PLANNED,
+    PLANNED_SLOWLY,
+    PRESETS,
+    SLOW_CELLS,
+    WHOLE,
+    look_at,
+    planned,
+    seen,
+    whole_peak,
+)
 
 pytestmark = pytest.mark.timeout(1200)
 
 
 def compute_dtype(name):
-    return RunConfig.model_validate(CELLS[name]["config"]).compute_dtype
+    return RunConfig.model_validate(ALL[name]["config"]).compute_dtype
 
 
-HALF = [name for name in CELLS if compute_dtype(name) != "float32"]
+def quick_and_slow(quick, slow):
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
 
 
-@pytest.mark.parametrize("name", CELLS)
+every = pytest.mark.parametrize("name", quick_and_slow(CELLS, SLOW_CELLS))
+HALF = quick_and_slow(*([name for name in cells if compute_dtype(name) != "float32"] for cells in (CELLS, SLOW_CELLS)))
+
+
+@every
 def test_a_whole_step_is_made(name):
-    assert "error" not in seen()[name], seen()[name].get("error")
+    assert "error" not in seen(name), seen(name).get("error")
 
 
 def test_every_family_of_objectives_is_among_them():
@@ -29,67 +49,71 @@ def test_every_family_of_objectives_is_among_them():
     assert {params.__module__ for params in tried} == {params.__module__ for params in BY_NAME.values()}
 
 
-@pytest.mark.parametrize("name", CELLS)
+@every
 def test_a_step_waits_once(name):
     """Once more for a look."""
-    waits = seen()[name]["waits"]
-    assert sum(waits.values()) <= 1 + CELLS[name]["looking"], waits
+    waits = seen(name)["waits"]
+    assert sum(waits.values()) <= 1 + ALL[name]["looking"], waits
 
 
-@pytest.mark.parametrize("name", CELLS)
+@every
 def test_nothing_is_copied_there_while_the_host_waits(name):
-    assert seen()[name]["stalls"] == {}
-    assert seen()[name]["copies"], "the batches came through pinned memory"
+    assert seen(name)["stalls"] == {}
+    assert seen(name)["copies"], "the batches came through pinned memory"
 
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_a_forward_without_a_graph_waits_for_its_sums_alone(name):
-    found = seen()[name]
-    assert "error" not in found, found.get("error")
-    assert sum(found["waits"].values()) <= 1, found["waits"]
-    assert found["stalls"] == {} and len(found["attention"]) == 1
+    step = seen(name)
+    assert "error" not in step, step.get("error")
+    assert sum(step["waits"].values()) <= 1, step["waits"]
+    assert step["stalls"] == {} and len(step["attention"]) == 1
 
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_the_plan_tells_what_such_a_forward_holds(name):
-    found, config = seen()[name], RunConfig.model_validate(FORWARDS[name]["config"])
+    step, config = seen(name), RunConfig.model_validate(FORWARDS[name]["config"])
     said = FORWARD_TOKENS * forward_bytes(config, config.model.shape)
-    assert said == pytest.approx(found["peak_bytes"] - found["weights_bytes"], rel=0.1)
+    assert said == pytest.approx(step["peak_bytes"] - step["weights_bytes"], rel=0.1)
     assert TOKENS["cuda"] == FORWARD_TOKENS
 
 
 @pytest.mark.parametrize("name", HALF)
 def test_products_and_attention_are_in_the_one_compute_precision(name):
     """All of a 7B model's arithmetic is in 16 bits; float32 is left to the few scores of adapters."""
-    found = seen()[name]
+    step = seen(name)
     half = compute_dtype(name)
-    assert set(kind.split()[0] for kind in found["attention"]) == {half}
-    others = sum(flops for dtype, flops in found["products"].items() if dtype != half)
-    assert others < 0.02 * found["products"][half], found["products"]
+    assert set(kind.split()[0] for kind in step["attention"]) == {half}
+    others = sum(flops for dtype, flops in step["products"].items() if dtype != half)
+    assert others < 0.02 * step["products"][half], step["products"]
 
 
 def test_plain_rows_take_the_causal_kernel_and_packed_rows_the_masked_one():
-    assert set(seen()["rows"]["attention"]) == {"bfloat16 causal"}
-    assert "bfloat16 masked" in seen()["qlora plain"]["attention"]
+    assert set(seen("rows")["attention"]) == {"bfloat16 causal"}
+    assert "bfloat16 masked" in seen("qlora plain")["attention"]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", quick_and_slow(PLANNED, PLANNED_SLOWLY))
 def test_the_plan_tells_the_peak_of_a_whole_step(name):
-    config = RunConfig.model_validate(CELLS[name]["config"])
-    said = measured_peaks()[peak_key(config)].at(2 * config.train.micro_batch_size * BETWEEN)
+    config = RunConfig.model_validate(planned(name)["config"])
+    tokens = 2 * config.train.micro_batch_size * BETWEEN
+    said = measured_peaks()[peak_key(config)].at(tokens) + extra_weights(config, config.model.shape)
     assert said == pytest.approx(whole_peak(name), rel=0.1)
 
 
 @pytest.mark.slow
 def test_a_whole_step_holds_what_follows_from_few_layers():
-    for name, found in look_at(WHOLE).items():
-        assert found["peak_bytes"] == pytest.approx(whole_peak(name), rel=0.01), name
+    for name, step in look_at(WHOLE).items():
+        assert step["peak_bytes"] == pytest.approx(whole_peak(name), rel=0.01), name
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_plan_knows_every_preset(name):
+@pytest.mark.parametrize("objective", ["dpo", "tdpo"])
+def test_the_plan_knows_every_preset(name, objective):
     for fidelity in ("paper", "official"):
-        config = RunConfig.model_validate(cell(name, fidelity=fidelity)["config"])
-        peak = measured_peaks()[peak_key(config)]
+        given = {"model": name, "data": "ultrafeedback", "objective": objective, "fidelity": fidelity}
+        config = RunConfig.model_validate({**given, "execution": GPU})
+        assert config.calibration.look_every, "as it resolves, it takes looks"
+        peak = known_peak(config)
         assert peak.fixed > MODELS[name].shape.body * (0.5 if config.model.quantized else 4)
         assert peak.per_token > 0

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rcray.calibration import Calibrator
-from rcray.calibration.update import UpdateCalibrator
+from rcray.calibration.update import Drift, UpdateCalibrator
 from rcray.config.model import ModelConfig
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.data.schedule import Schedule
@@ -19,7 +19,7 @@ from rcray.objectives import objective
 from rcray.train import parallel
 from rcray.train.ahead import Ahead
 from rcray.train.baseline import kl_baseline
-from rcray.train.checkpoint import Progress, Snapshot, restore_newest, save_checkpoint
+from rcray.train.checkpoint import Progress, Resumable, Snapshot, restore_newest, save_checkpoint
 from rcray.train.look import Fresh, Looks
 from rcray.train.micro import Policy
 from rcray.train.parts import score_source
@@ -34,13 +34,14 @@ JUDGED = ("log_alpha", "predicted_dz_w", "next_dz_l", "batch_dz_w", "fresh_drift
 CASES = {"full": "tiny-neox", "lora": "tiny-mistral", "qlora": "tiny-neox"}
 
 
-def build(directory, method, way, kind="published"):
+def build(directory, method, way, kind="published", double=False):
     config = ModelConfig(name=directory, method=method, lora={"r": 4, "alpha": 8})
     model = load_model(config, None, seed=1, to_shard=way == "fsdp").model
     torch.manual_seed(3)
     for name, p in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05)
+    model = model.double() if double else model
     source = score_source(model, "head" if method == "full" else "adapters")
     short_mlp = capabilities_of(model).short_mlp
     if way == "fsdp":
@@ -141,25 +142,62 @@ def train(rank, directory, method, results):
         parts = [half(whole, [0, 1]), half(whole, [2, 3])] if way == "one" else [half(mine, [0]), half(mine, [1])]
         rows[f"{way}, partly"] = looking_steps(state, parts, looks_at(parts[0], 2))
         rows[f"{way}, kto"] = kto_steps(directory, method, way)
+        if method != "qlora":  # whose products are in a precision of their own
+            state = build(directory, method, way, "update", double=True)
+            rows[f"{way}, exactly"] = looking_steps(state, parts, looks_at(parts[0], 2))
+            weights[f"{way}, exactly"] = whole_weights(state.policy.model, trained_only=True)
 
     # Two steps, a checkpoint, and the third step in a new model: as if nothing had happened, sharded or whole.
     state = build(directory, method, "fsdp")
     steps(state, mine, 2)
-    model, update = state.policy.model, state.update
-    gathered = Snapshot.gather(model, update.optimizer)
+    gathered = Snapshot.gather(state.policy.model, state.update.optimizer)
     if rank == 0:
-        save_checkpoint(results, model, update.optimizer, update.scheduler, Progress(2), 1, gathered)
+        save_checkpoint(results, Resumable.of(state), Progress(2), 1, gathered)
     dist.barrier()
     ema = state.calibrator.state_dict()
     for way in ("fsdp", "ddp"):
         again = build(directory, method, way)
-        assert restore_newest(results, again.policy.model, again.update.optimizer, again.update.scheduler).step == 2
+        assert restore_newest(results, Resumable.of(again)).step == 2
         again.calibrator.load_state_dict(ema)
         optimizer_step(again, [mine], 3)
         weights[f"resumed {way}"] = whole_weights(again.policy.model, trained_only=True)
+    for way in ("fsdp", "ddp"):
+        weights[f"steered {way}"], weights[f"steered {way}, resumed"] = steered(rank, directory, method, way, results)
     if rank == 0:
-        torch.save({"rows": rows, "weights": weights}, results / "found.pt")
+        torch.save({"rows": rows, "weights": weights}, results / "results.pt")
     dist.barrier()
+
+
+def steered(rank, directory, method, way, results):
+    """Weights after four steps by the update; and, in a new model, after two of them, a checkpoint, and the others.
+
+    Looks are taken at the first and at the last step: it is resumed between two.
+    """
+    mine, folder = half(make_batch(), [rank, rank + 2]), results / way
+    fresh = looks_at(mine, PAIRS)
+
+    def go(state, first, last):
+        for step in range(first, last):
+            optimizer_step(state, [mine], step + 1, fresh if step in (0, 3) else None)
+
+    state = build(directory, method, way, "update")
+    model, update, looks = state.policy.model, state.update, state.looks
+    go(state, 0, 2)
+    gathered, look = Snapshot.gather(model, update.optimizer), looks.state()
+    if rank == 0:
+        progress = Progress(2, calibrator=state.calibrator.state_dict(), look=look)
+        progress.drift = [state.drift.w, state.drift.l, state.drift.weight]
+        save_checkpoint(folder, Resumable.of(state), progress, 1, gathered)
+    dist.barrier()
+    go(state, 2, 4)
+    again = build(directory, method, way, "update")
+    known = restore_newest(folder, Resumable.of(again))
+    again.calibrator.load_state_dict(known.calibrator)
+    again.drift = Drift(*known.drift)
+    again.looks.restore(known.look)
+    go(again, 2, 4)
+    assert state.calibrator.log_alpha == again.calibrator.log_alpha != 0
+    return (whole_weights(one.policy.model, trained_only=True) for one in (state, again))
 
 
 @pytest.fixture(scope="module")
@@ -171,27 +209,37 @@ def trained(quick_cache, tmp_path_factory):
 
 @pytest.mark.parametrize("method", CASES)
 def test_whole_or_sharded_it_is_one_training(trained, method):
-    found = torch.load(trained / method / "found.pt", weights_only=True)
+    results = torch.load(trained / method / "results.pt", weights_only=True)
     for way in ("ddp", "fsdp"):
-        for expected, got in zip(found["rows"]["one"], found["rows"][way], strict=True):
+        for expected, got in zip(results["rows"]["one"], results["rows"][way], strict=True):
             for name in ("loss", "z_w", "rho", "log_s_w", "log_r", "log_alpha", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (way, name)
         for steps_of in ("update", "partly"):
-            rows = zip(found["rows"][f"one, {steps_of}"], found["rows"][f"{way}, {steps_of}"], strict=True)
+            rows = zip(results["rows"][f"one, {steps_of}"], results["rows"][f"{way}, {steps_of}"], strict=True)
             for (expected, got), name in product(rows, JUDGED):
                 assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-3, nan_ok=True), (way, name)
-        for expected, got in zip(found["rows"]["one, kto"], found["rows"][f"{way}, kto"], strict=True):
+        if method != "qlora":
+            rows = zip(results["rows"]["one, exactly"], results["rows"][f"{way}, exactly"], strict=True)
+            for (expected, got), name in product(rows, JUDGED):
+                assert got[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), (way, name)
+            for name, expected in results["weights"]["one, exactly"].items():
+                assert expected.dtype == torch.float64
+                torch.testing.assert_close(results["weights"][f"{way}, exactly"][name], expected, rtol=1e-9, atol=1e-9)
+        for expected, got in zip(results["rows"]["one, kto"], results["rows"][f"{way}, kto"], strict=True):
             for name in ("baseline", "loss", "d_w", "d_l", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), (way, name)
-    assert any(row["log_alpha"] for row in found["rows"]["one, update"])
-    assert any(row["log_alpha"] for row in found["rows"]["one, partly"])
-    assert any(row["baseline"] > 0.01 for row in found["rows"]["one, kto"])
-    start = found["weights"]["one"]
+    assert any(row["log_alpha"] for row in results["rows"]["one, update"])
+    assert any(row["log_alpha"] for row in results["rows"]["one, partly"])
+    assert any(row["baseline"] > 0.01 for row in results["rows"]["one, kto"])
+    start = results["weights"]["one"]
     for way in ("ddp", "fsdp", "resumed fsdp", "resumed ddp"):
-        got = found["weights"][way]
+        got = results["weights"][way]
         assert got.keys() == start.keys()
         # Adam's first steps have the size of the learning rate whatever the gradient: a sign decides.
         apart = torch.cat([(got[name] - start[name]).abs().flatten() for name in start])
         assert apart.mean() < 1e-5, way
-    for name, value in found["weights"]["fsdp"].items():
-        assert torch.equal(value, found["weights"]["resumed fsdp"][name]), "resumed is uninterrupted, bit for bit"
+    for name, value in results["weights"]["fsdp"].items():
+        assert torch.equal(value, results["weights"]["resumed fsdp"][name]), "resumed is uninterrupted, bit for bit"
+    for way, name in product(("fsdp", "ddp"), start):
+        one, other = (results["weights"][key][name] for key in (f"steered {way}", f"steered {way}, resumed"))
+        assert torch.equal(one, other), (way, name, "so it is by the update, between two looks")

@@ -64,11 +64,11 @@ def clear_of_zero(value, situation):
 def test_rates_have_the_signs_and_proportions_of_the_theorem(situation):
     true_w, true_l = derivatives(*situation)
     assume(clear_of_zero(true_w, situation) and clear_of_zero(true_l, situation))
-    found = rates(statistics_of(*situation))
-    assert math.copysign(1, found.z_w) == math.copysign(1, true_w)
-    assert math.copysign(1, found.z_l) == math.copysign(1, true_l)
+    rate = rates(statistics_of(*situation))
+    assert math.copysign(1, rate.z_w) == math.copysign(1, true_w)
+    assert math.copysign(1, rate.z_l) == math.copysign(1, true_l)
     # one common positive factor
-    assert found.z_w * true_l == pytest.approx(found.z_l * true_w, rel=1e-6)
+    assert rate.z_w * true_l == pytest.approx(rate.z_l * true_w, rel=1e-6)
 
 
 @FEW
@@ -79,8 +79,8 @@ def test_the_margin_follows_the_corollary(situation):
     corollary = d_w * dot(s_w, s_w) + d_l * dot(s_l, s_l) - (d_w + d_l) * dot(s_w, s_l)
     true_w, _ = derivatives(*situation)
     assume(clear_of_zero(corollary, situation) and clear_of_zero(true_w, situation))
-    found = rates(statistics_of(*situation))
-    assert found.margin * true_w == pytest.approx(found.z_w * corollary, rel=1e-5)
+    rate = rates(statistics_of(*situation))
+    assert rate.margin * true_w == pytest.approx(rate.z_w * corollary, rel=1e-5)
 
 
 @FEW

@@ -62,8 +62,8 @@ def test_without_a_calibrator_the_backward_is_left_as_it_is():
     done = batch.calibrate(objective("dil-bce"), None)
     assert done.report.log_alpha == 0.0 and done.report.skipped is None
     (plain,) = torch.autograd.grad(objective("dil-bce").loss(batch.pairs).mean(), batch.theta, retain_graph=True)
-    (found,) = torch.autograd.grad(done.loss.mean(), batch.theta)
-    assert torch.equal(plain, found)
+    (gradient,) = torch.autograd.grad(done.loss.mean(), batch.theta)
+    assert torch.equal(plain, gradient)
 
 
 def test_the_ratio_of_the_update_that_is_made_is_r_star():
@@ -173,20 +173,20 @@ def test_mean_incentives_add_up_signed_pairs():
     """IPO with pairs on both sides of its target: the mean of the values, not of their logs."""
     z = torch.tensor([0.0, -3.0, -9.0, -30.0], dtype=torch.float64)
     zero = torch.zeros_like(z)
-    found = incentives(objective("ipo"), PairLogps(zero, z, zero, zero, zero, zero))
-    assert (found.d_w < 0).any() and (found.d_w > 0).any()
-    mean_w, mean_l = mean_incentives(found)
-    assert mean_w.sign * math.exp(mean_w.log_abs) == pytest.approx(found.d_w.mean().item()) and mean_w.sign == -1
-    assert mean_l.sign * math.exp(mean_l.log_abs) == pytest.approx(found.d_l.mean().item())
+    sides = incentives(objective("ipo"), PairLogps(zero, z, zero, zero, zero, zero))
+    assert (sides.d_w < 0).any() and (sides.d_w > 0).any()
+    mean_w, mean_l = mean_incentives(sides)
+    assert mean_w.sign * math.exp(mean_w.log_abs) == pytest.approx(sides.d_w.mean().item()) and mean_w.sign == -1
+    assert mean_l.sign * math.exp(mean_l.log_abs) == pytest.approx(sides.d_l.mean().item())
 
 
 def test_mean_incentives_survive_underflow():
     """Two saturated KTO pairs: e^-900 is 0, the mean's log is not -inf."""
     z = torch.tensor([900.0, 901.0], dtype=torch.float64)
     zero = torch.zeros_like(z)
-    found = incentives(objective("kto"), PairLogps(z, zero - z, zero, zero, zero, zero))
-    assert found.d_w.tolist() == [0.0, 0.0]
-    mean_w, _ = mean_incentives(found)
+    sides = incentives(objective("kto"), PairLogps(z, zero - z, zero, zero, zero, zero))
+    assert sides.d_w.tolist() == [0.0, 0.0]
+    mean_w, _ = mean_incentives(sides)
     assert mean_w.log_abs == pytest.approx(-900 + math.log((1 + math.exp(-1)) / 2), rel=1e-12)
     assert mean_w.sign == 1
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.steps import Setting, Size
 from rcray.calibration import Calibrator, statistics
 from rcray.calibration.band import PROBLEMS, calibration_of, from_products, means_of, problem_named
+from rcray.calibration.preview import SgdPreview
 from rcray.calibration.update import Move, Response, UpdateCalibrator
 from rcray.train.micro import Policy, Window
 from rcray.train.step import optimizer_step
@@ -94,14 +95,14 @@ def test_a_window_that_was_decided_there_is_read_as_it_was_decided(guarding):
 def test_a_step_decided_there_is_the_step(monkeypatch, method, per_micro_batch):
     """Two steps of two micro-batches: gradients, record and averages."""
     setting = Setting.of(method, SMALL, pairs=4, prompt=6, answer=4, sharing="on", micro=2)
-    made = []
+    rows = []
     for on_cpu in (True, False):
         monkeypatch.setattr(Policy, "on_cpu", on_cpu)
         state = setting.state(calibrated=True)
         state.scoring.per_micro_batch = per_micro_batch
         outcomes = [optimizer_step(state, setting.batches, step) for step in (1, 2)]
-        made.append((outcomes, [p.grad.clone() for p in state.update.parameters], state.calibrator.ema))
-    (expected, grads, ema), (got, other_grads, other_ema) = made
+        rows.append((outcomes, [p.grad.clone() for p in state.update.parameters], state.calibrator.ema))
+    (expected, grads, ema), (got, other_grads, other_ema) = rows
     assert other_ema == pytest.approx(ema, abs=1e-6)
     for one, two in zip(expected, got, strict=True):
         assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
@@ -128,9 +129,10 @@ def test_the_factor_between_looks_is_decided_there_too(wanted, b_w, b_l, last, g
 
     expected, there = rule(), rule()
     drift = Move(-0.2, 0.1)
-    expected.decide(Move(wanted, wanted), 2.0, drift, guarding=guarding)
+    preview = SgdPreview(torch.zeros(1), rate=0.1, momentum=0.5)
+    expected.decide(Move(wanted, wanted), preview, drift, guarding=guarding)
     memory = Move(*torch.tensor([wanted, wanted], dtype=torch.float64).unbind())
     with NoReading():
-        there.decide(memory, 2.0, drift, guarding=guarding)
+        there.decide(memory, preview, drift, guarding=guarding)
     assert float(there.log_alpha) == pytest.approx(expected.log_alpha, rel=1e-12, abs=1e-12)
     assert isinstance(there.state_dict()["log_alpha"], float)

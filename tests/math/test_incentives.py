@@ -34,11 +34,11 @@ def test_incentives_equal_the_closed_form(case, data, batch):
     p = data.draw(st.fixed_dictionaries(strategies))
     chosen = [Row(row) for row in batch]
     assume(not any(at_a_corner(name, r, p) for r in chosen))
-    found = incentives(objective(name, **p), pairs_of(batch))
+    sides = incentives(objective(name, **p), pairs_of(batch))
     expected_w, expected_l = zip(*(oracle(r, p) for r in chosen), strict=True)
-    assert found.d_w.tolist() == pytest.approx(expected_w, rel=1e-9)
-    assert found.d_l.tolist() == pytest.approx(expected_l, rel=1e-9)
-    for log_d, expected in ((found.log_d_w, expected_w), (found.log_d_l, expected_l)):
+    assert sides.d_w.tolist() == pytest.approx(expected_w, rel=1e-9)
+    assert sides.d_l.tolist() == pytest.approx(expected_l, rel=1e-9)
+    for log_d, expected in ((sides.log_d_w, expected_w), (sides.log_d_l, expected_l)):
         logs = [math.log(abs(d)) if d else -math.inf for d in expected]
         assert log_d.tolist() == pytest.approx(logs, rel=1e-9, abs=1e-9)
 
@@ -52,8 +52,8 @@ def test_closed_logs_equal_logs_of_autograd(name, batch):
     assert bound.formula.log_incentives is not None
     assume(not any(at_a_corner(name, Row(row), bound.params.model_dump()) for row in batch))
     closed = bound.formula.log_incentives(pairs, bound.params)
-    found = incentives(bound, pairs)
-    for log_d, d in zip(closed, (found.d_w, found.d_l), strict=True):
+    sides = incentives(bound, pairs)
+    for log_d, d in zip(closed, (sides.d_w, sides.d_l), strict=True):
         lost = log_d.isfinite() & (log_d < -600)  # autograd's incentive is on its way to 0, or there
         assert (d[lost].abs() < 1e-250).all()
         assert log_d[~lost].tolist() == pytest.approx(d[~lost].abs().log().tolist(), rel=1e-9, abs=1e-9)
@@ -94,9 +94,9 @@ def test_logs_survive_where_the_incentives_underflow(z):
         }
         for name, (log_w, log_l) in expected.items():
             settable = {"beta": 1.0} if "beta" in BY_NAME[name].model_fields else {}
-            found = incentives(objective(name, **settable), pairs_of([row]))
-            assert found.log_d_w.item() == pytest.approx(float(log_w), rel=1e-12), name
-            assert found.log_d_l.item() == pytest.approx(float(log_l), rel=1e-12), name
+            sides = incentives(objective(name, **settable), pairs_of([row]))
+            assert sides.log_d_w.item() == pytest.approx(float(log_w), rel=1e-12), name
+            assert sides.log_d_l.item() == pytest.approx(float(log_l), rel=1e-12), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -112,12 +112,12 @@ def test_incentives_are_the_slopes_of_the_loss(case, data, row):
     def value(shift_w, shift_l):
         return bound.loss(pairs_of([{**row, "z_w": row["z_w"] + shift_w, "z_l": row["z_l"] + shift_l}])).item()
 
-    found = incentives(bound, pairs_of([row]))
+    sides = incentives(bound, pairs_of([row]))
     scale = 1 + abs(value(0, 0))
     slope_w = (value(h, 0) - value(-h, 0)) / (2 * h)
     slope_l = (value(0, h) - value(0, -h)) / (2 * h)
-    assert found.d_w.item() == pytest.approx(-slope_w, rel=1e-4, abs=1e-8 * scale)
-    assert found.d_l.item() == pytest.approx(slope_l, rel=1e-4, abs=1e-8 * scale)
+    assert sides.d_w.item() == pytest.approx(-slope_w, rel=1e-4, abs=1e-8 * scale)
+    assert sides.d_l.item() == pytest.approx(slope_l, rel=1e-4, abs=1e-8 * scale)
 
 
 @FEW
@@ -220,9 +220,9 @@ def test_the_gradient_that_training_sees_in_float32_is_the_one_the_logs_name(z):
         pairs = PairLogps(z_w, z_l, one, one, 0 * one, 0 * one)
         bound = objective(name, **({} if name == "dil-bce" else {"beta": 1.0}))
         bound.loss(pairs).sum().backward()
-        found = incentives(bound, pairs)
-        assert math.log(abs(z_w.grad.item())) == pytest.approx(found.log_d_w.item(), rel=1e-5, abs=1e-5), name
-        assert math.log(abs(z_l.grad.item())) == pytest.approx(found.log_d_l.item(), rel=1e-5, abs=1e-5), name
+        sides = incentives(bound, pairs)
+        assert math.log(abs(z_w.grad.item())) == pytest.approx(sides.log_d_w.item(), rel=1e-5, abs=1e-5), name
+        assert math.log(abs(z_l.grad.item())) == pytest.approx(sides.log_d_l.item(), rel=1e-5, abs=1e-5), name
 
 
 def test_kto_refuses_a_missing_baseline():
@@ -250,9 +250,9 @@ def test_incentives_leave_the_given_graph_alone():
 
 def test_a_loss_of_one_side_only_has_no_incentive_on_the_other():
     z = torch.tensor([-3.0, -2.0])
-    found = incentives(lambda w, lose: -2.0 * w, PairLogps(z, z, z, z))
-    assert found.d_w.tolist() == [2.0, 2.0] and found.d_l.tolist() == [0.0, 0.0]
-    assert found.log_d_l.tolist() == [-math.inf, -math.inf]
+    sides = incentives(lambda w, lose: -2.0 * w, PairLogps(z, z, z, z))
+    assert sides.d_w.tolist() == [2.0, 2.0] and sides.d_l.tolist() == [0.0, 0.0]
+    assert sides.log_d_l.tolist() == [-math.inf, -math.inf]
 
 
 @pytest.mark.parametrize(
@@ -266,11 +266,11 @@ def test_ddro_is_bounded_in_the_loss_and_where_calibration_reads_it(own, bound, 
     z_l = torch.tensor([-3.0, 0.5, 0.6931, 0.7, 30.0], dtype=dtype)
     zero = torch.zeros_like(z_l)
     ones = torch.ones_like(z_l)
-    found = incentives(objective("ddro", **own), PairLogps(zero, z_l, ones, ones, zero, zero), double=False)
-    assert found.loss.isfinite().all()
-    assert found.d_l[-1].item() == pytest.approx(bound)
+    sides = incentives(objective("ddro", **own), PairLogps(zero, z_l, ones, ones, zero, zero), double=False)
+    assert sides.loss.isfinite().all()
+    assert sides.d_l[-1].item() == pytest.approx(bound)
     exact = [math.exp(z) / (2 - math.exp(z)) for z in (-3.0, 0.5)]
-    assert found.d_l[:2].tolist() == pytest.approx(exact, rel=1e-5)
-    assert (found.d_l.diff() >= 0).all(), "it grows, and stays at its bound"
-    assert found.log_d_l[:2].tolist() == pytest.approx([math.log(d) for d in exact], rel=1e-5)
-    assert found.log_d_l[-2:].exp().tolist() == pytest.approx([seen, seen])
+    assert sides.d_l[:2].tolist() == pytest.approx(exact, rel=1e-5)
+    assert (sides.d_l.diff() >= 0).all(), "it grows, and stays at its bound"
+    assert sides.log_d_l[:2].tolist() == pytest.approx([math.log(d) for d in exact], rel=1e-5)
+    assert sides.log_d_l[-2:].exp().tolist() == pytest.approx([seen, seen])

@@ -72,9 +72,9 @@ def trl_loss(trainer, wanted, unwanted):
     loss = trainer._compute_loss(model, trainer.data_collator(examples), return_outputs=False)
     loss.backward()
     (baseline,) = [value for metrics in trainer._metrics.values() for value in metrics["kl"]]
-    found = loss.item(), baseline, gradients(model)
+    ours = loss.item(), baseline, gradients(model)
     model.zero_grad(set_to_none=True)
-    return found
+    return ours
 
 
 def paired_up(wanted, unwanted):

@@ -26,9 +26,9 @@ def test_a_pair_is_moved_along_the_difference_of_its_unit_scores(variant, seed):
         return
     (gradient,) = torch.autograd.grad(done.loss.sum(), batch.theta, retain_graph=True)
     s_w, s_l = (torch.autograd.grad(z.sum(), batch.theta, retain_graph=True)[0] for z in (batch.z_w, batch.z_l))
-    found = incentives(bound, batch.pairs)
-    sign = found.d_w.sign().item()  # both negative: the objective asks for the way back
-    length = (found.d_w * found.d_l).sqrt() * (s_w.norm() * s_l.norm()).sqrt()
+    sides = incentives(bound, batch.pairs)
+    sign = sides.d_w.sign().item()  # both negative: the objective asks for the way back
+    length = (sides.d_w * sides.d_l).sqrt() * (s_w.norm() * s_l.norm()).sqrt()
     wanted = sign * length * (s_w / s_w.norm() - s_l / s_l.norm())
     assert torch.allclose(-gradient, wanted, rtol=1e-9, atol=1e-12 * length.item())
 

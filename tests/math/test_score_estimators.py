@@ -44,16 +44,16 @@ def scores(model, batch, estimator):
 
 def test_head_scores_are_outer_products_of_residuals_and_hidden_states(model, batch):
     """s at the head is the sum over answer tokens of (one-hot - p) h^T, over the number of pairs."""
-    found = scores(model, batch, "head")
+    exact = scores(model, batch, "head")
     sides = []
     for side in (batch.chosen, batch.rejected):
         hidden = model.base_model(input_ids=side.ids, attention_mask=side.attention).last_hidden_state[:, :-1]
         p = (hidden @ model.get_output_embeddings().weight.T).softmax(-1)
         residual = torch.nn.functional.one_hot(side.ids[:, 1:], 97) - p
         sides.append(torch.einsum("bt,btv,bth->vh", side.response[:, 1:].double(), residual, hidden).detach() / 3)
-    assert found.log_s_w == pytest.approx(math.log(sides[0].norm()), abs=1e-9)
-    assert found.log_s_l == pytest.approx(math.log(sides[1].norm()), abs=1e-9)
-    assert found.rho == pytest.approx(float((sides[0] * sides[1]).sum() / sides[0].norm() / sides[1].norm()), abs=1e-9)
+    assert exact.log_s_w == pytest.approx(math.log(sides[0].norm()), abs=1e-9)
+    assert exact.log_s_l == pytest.approx(math.log(sides[1].norm()), abs=1e-9)
+    assert exact.rho == pytest.approx(float((sides[0] * sides[1]).sum() / sides[0].norm() / sides[1].norm()), abs=1e-9)
 
 
 def test_sketch_leaves_the_model_alone_and_approaches_the_head(model, batch):
@@ -63,8 +63,8 @@ def test_sketch_leaves_the_model_alone_and_approaches_the_head(model, batch):
     errors = {}
     for columns in (8, 2048):
         probe = attach_sketch(model, columns)
-        found = summarise(*plain_scores(*likelihoods(model, batch), [probe]), pairs=3)
-        errors[columns] = max(abs(getattr(found, n) - getattr(exact, n)) for n in ("log_s_w", "log_s_l", "rho"))
+        summary = summarise(*plain_scores(*likelihoods(model, batch), [probe]), pairs=3)
+        errors[columns] = max(abs(getattr(summary, n) - getattr(exact, n)) for n in ("log_s_w", "log_s_l", "rho"))
         assert probe.abs().max() == 0
     assert all(torch.equal(a, b) for a, b in zip(before, likelihoods(model, batch), strict=True))
     assert list(model.state_dict()) == names
@@ -92,10 +92,10 @@ def test_adapters_are_those_of_the_last_block(model, batch):
     names = [name for name, p in lora.named_parameters() if any(p is c for c in chosen)]
     assert len(names) == 4
     assert all(".layers.2." in name and "lora_" in name for name in names)
-    found = scores(lora, batch, "adapters")
+    exact = scores(lora, batch, "adapters")
     z_w, _ = likelihoods(lora, batch)
     grads = torch.autograd.grad(z_w.sum() / 3, chosen)
-    assert found.log_s_w == pytest.approx(0.5 * math.log(sum(g.square().sum() for g in grads)), abs=1e-9)
+    assert exact.log_s_w == pytest.approx(0.5 * math.log(sum(g.square().sum() for g in grads)), abs=1e-9)
 
 
 def test_an_estimator_that_does_not_fit_the_model_is_refused(model):

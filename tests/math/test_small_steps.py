@@ -119,10 +119,10 @@ def trajectory(name, calibrated):
 def test_one_small_step_moves_the_likelihoods_as_predicted(name, calibrated):
     signs = []
     for report, (change_w, change_l), velocity in trajectory(name, calibrated):
-        made = report.calibrated
-        predicted = rates(made)
+        after = report.calibrated
+        predicted = rates(after)
         # LEARNING_RATE |velocity| |s|: the largest change a step of this length can make
-        size_w, size_l = (LEARNING_RATE * velocity * math.exp(log_s) for log_s in (made.log_s_w, made.log_s_l))
+        size_w, size_l = (LEARNING_RATE * velocity * math.exp(log_s) for log_s in (after.log_s_w, after.log_s_l))
         if abs(change_w) > NOISE * size_w:
             signs.append((change_w > 0) == (predicted.z_w > 0))
         if abs(change_l) > NOISE * size_l:

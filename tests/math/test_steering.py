@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from rcray.calibration import UpdateSteering, calibrate, steering
 from rcray.calibration.update import AdamPreview, Move, SgdPreview
+from rcray.config.calibration import FIRST_LOOKS, LATE_LOOKS
 from rcray.errors import ConfigError
 from rcray.objectives import PairLogps, objective
 
@@ -98,8 +99,38 @@ def test_only_looks_differentiate(monkeypatch):
         before = len(calls)
         toy.step(step)
         per_step.append(len(calls) - before)
-    assert per_step == [2 if step < steering.FIRST_LOOKS or step % 7 == 0 else 0 for step in range(45)]
+    assert per_step == [2 if step < FIRST_LOOKS or step % 7 == 0 else 0 for step in range(45)]
     assert toy.steering.rule.looks == sum(map(bool, per_step)) - 1  # the first batch has none before it to judge it
+
+
+def looks_of(toy, steps):
+    looked = []
+    for step in range(steps):
+        looked.append(calibrate(dpo, *toy.batch(step), calibrator=toy.steering).report.looked)
+        toy.optimizer.step()
+    return [step for step, look in enumerate(looked) if look]
+
+
+def test_a_short_run_looks_less_and_undoes_its_drift_sooner():
+    toy = Toy(steps=40)
+    assert looks_of(toy, 40) == [*range(10), 10, 20, 30] and toy.steering.rule.horizon == 10
+    told = Toy()
+    told.steering.expect(40)
+    assert told.steering.rule.horizon == 10 and told.steering.first_looks == 10
+    assert looks_of(Toy(steps=2), 2) == [0, 1]
+
+
+def test_late_looks_are_further_apart():
+    late = [step for step in looks_of(Toy(), LATE_LOOKS + 60) if step >= FIRST_LOOKS]
+    assert late == [*range(FIRST_LOOKS, LATE_LOOKS, 10), *range(LATE_LOOKS, LATE_LOOKS + 60, 20)]
+
+
+def test_what_cannot_be_steered_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="look_every 0"):
+        Toy(look_every=0)
+    monkeypatch.setattr(steering, "is_sharded", lambda _: True)
+    with pytest.raises(ConfigError, match="sharded"):
+        Toy()
 
 
 def test_the_first_micro_batch_decides_for_a_step():

@@ -56,8 +56,8 @@ class Softmax:
         return torch.autograd.grad(loss.sum(), [self.logits["w"], self.logits["l"]])
 
 
-def close(found, expected):
-    return all(torch.allclose(f, e, rtol=1e-9, atol=1e-12) for f, e in zip(found, expected, strict=True))
+def close(ours, expected):
+    return all(torch.allclose(f, e, rtol=1e-9, atol=1e-12) for f, e in zip(ours, expected, strict=True))
 
 
 @FEW
@@ -65,7 +65,7 @@ def close(found, expected):
 def test_tdpo_equals_its_formula_in_value_and_in_gradient(seed, b, a, variant, mean):
     policy = Softmax(seed)
     tdpo = objective("tdpo", variant=variant, beta=b, alpha=a)
-    found = tdpo.loss(tdpo.statistics(policy.tokens(), "mean" if mean else "sum"))
+    loss = tdpo.loss(tdpo.statistics(policy.tokens(), "mean" if mean else "sum"))
 
     n = {side: policy.mask[side].sum(-1) if mean else torch.ones(PAIRS) for side in "wl"}
     zt = {side: (policy.logp(side) - policy.ref_logp(side)).sum(-1) / n[side] for side in "wl"}
@@ -73,8 +73,8 @@ def test_tdpo_equals_its_formula_in_value_and_in_gradient(seed, b, a, variant, m
     correction = d_l - d_w if variant == 1 else a * (d_l - d_w.detach())
     expected = torch.log1p(torch.exp(-b * (zt["w"] - zt["l"] - correction)))
 
-    assert torch.allclose(found, expected, rtol=1e-10)
-    assert close(policy.gradients(found), policy.gradients(expected))
+    assert torch.allclose(loss, expected, rtol=1e-10)
+    assert close(policy.gradients(loss), policy.gradients(expected))
 
 
 @FEW
@@ -112,7 +112,7 @@ def test_tidpo_by_probability_equals_its_formula(seed, b, mean):
     """w_t = 1 - p(y_t), detached, the same weights for the reference; under `mean` divided by their sum."""
     policy = Softmax(seed)
     tidpo = objective("ti-dpo", beta=b)
-    found = tidpo.loss(tidpo.statistics(policy.tokens(), "mean" if mean else "sum"))
+    loss = tidpo.loss(tidpo.statistics(policy.tokens(), "mean" if mean else "sum"))
 
     zt = {}
     for side in "wl":
@@ -126,8 +126,8 @@ def test_tidpo_by_probability_equals_its_formula(seed, b, mean):
         zt[side] = torch.stack(rows)
     expected = torch.log1p(torch.exp(-b * (zt["w"] - zt["l"])))
 
-    assert torch.allclose(found, expected, rtol=1e-10)
-    assert close(policy.gradients(found), policy.gradients(expected))
+    assert torch.allclose(loss, expected, rtol=1e-10)
+    assert close(policy.gradients(loss), policy.gradients(expected))
 
 
 @FEW
@@ -161,13 +161,13 @@ def test_the_triplet_term_equals_its_formula(seed, margin, g):
     policy = Softmax(seed)
     anchor = torch.randn(PAIRS, TOKENS + 2, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     tidpo = objective("ti-dpo", triplet=True, margin=margin, gamma=g)
-    found = tidpo.formula.auxiliary(policy.tokens(anchor_ratio=anchor), tidpo.params)
+    auxiliary = tidpo.formula.auxiliary(policy.tokens(anchor_ratio=anchor), tidpo.params)
     for i in range(PAIRS):
         b, c = ([*(policy.logp(side) - policy.ref_logp(side))[i].tolist(), 0.0, 0.0] for side in "wl")
         d = anchor[i].tolist()
         near = sum((d[t] - b[t]) ** 2 for t in range(TOKENS + 2))
         far = sum((c[t] - d[t]) ** 2 for t in range(TOKENS + 2))
-        assert found[i].item() == pytest.approx(g * max(0.0, near - far + margin), abs=1e-12)
+        assert auxiliary[i].item() == pytest.approx(g * max(0.0, near - far + margin), abs=1e-12)
 
 
 def test_the_triplet_term_is_zero_where_it_is_off():

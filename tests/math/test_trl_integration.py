@@ -16,7 +16,7 @@ from trl import DPOConfig, DPOTrainer
 
 from rcray.calibration import Calibrator, UpdateSteering
 from rcray.errors import ConfigError
-from rcray.integrations.trl import STATE_FILE, CalibratedDPOTrainer
+from rcray.integrations.trl import STATE_FILE, CalibratedDPOTrainer, _answer_tokens
 
 PAIRS = [
     ("the cat", " sat on the mat", " sat on the mat and ate a small red house"),
@@ -242,6 +242,8 @@ def test_steering_by_the_update_takes_the_trainers_optimizer(build):
     plain = build(DPOTrainer, max_steps=6, max_grad_norm=1.0, own_reference=False)
     ours.train(), plain.train()
     assert steering.optimizer is not None and steering.steps == 6 and steering.clip_norm == 1.0
+    assert steering.rule.horizon == 1.5 and steering.first_looks == 2  # a run of six steps
+    assert steering.guard.acts and steering.guard.limit > 0.5  # half a nat per token, of several
     logged = steps(ours)
     assert logged[0]["loss"] == steps(plain)[0]["loss"] and logged[0]["update/log_alpha"] == 0.0
     assert abs(logged[0]["update/drift_w"]) < 1e-4 and not any(name.startswith("band/") for name in logged[0])
@@ -265,7 +267,20 @@ def test_steering_resumes_as_if_it_had_not_stopped(build, tmp_path):
     again = build(more={"calibrator": resumed}, max_steps=4)
     again.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.rule.state_dict() == whole.rule.state_dict() and resumed.foreseen == whole.foreseen
+    assert resumed.guard == whole.guard
     for (name, theirs), mine in zip(trainer.model.named_parameters(), again.model.parameters(), strict=True):
         assert torch.equal(theirs, mine), name
     with pytest.raises(ConfigError, match="another kind"):
         build(more={"calibrator": Calibrator()}).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_the_guard_of_several_processes_is_one():
+    class Other:
+        """A second process, whose two answers have 30 tokens."""
+
+        def sum(self, tensor):
+            return tensor + torch.tensor([30.0, 2.0]).double()
+
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    assert _answer_tokens(mask, None) == 2.5
+    assert _answer_tokens(mask, Other()) == 35 / 4

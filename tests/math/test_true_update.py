@@ -59,10 +59,10 @@ def gradients(seed):
 def trained(name, steps, seed=0):
     """A parameter after some steps, its optimizer, and a preview of the next one."""
     kind, settings, preview = OPTIMIZERS[name]
-    made = gradients(seed)
-    parameter = torch.nn.Parameter(made[0].clone())
+    drawn = gradients(seed)
+    parameter = torch.nn.Parameter(drawn[0].clone())
     optimizer = kind([parameter], **settings)
-    for gradient in made[:steps]:
+    for gradient in drawn[:steps]:
         parameter.grad = gradient.clone()
         optimizer.step()
     return parameter, optimizer, preview
@@ -108,12 +108,19 @@ def test_a_gradient_that_lasts_settles_at_what_the_preview_says(name, expected):
     assert preview(optimizer, parameter).settles == pytest.approx(expected)
 
 
-def test_a_preview_of_several_tensors_reads_every_group():
+@pytest.mark.parametrize("most", [100, 9])
+@pytest.mark.parametrize("rates", [(0.01, 0.01), (0.01, 0.3)])
+@pytest.mark.parametrize(("kind", "settings"), [(torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.8})])
+def test_a_preview_of_several_tensors_reads_every_group(kind, settings, rates, most):
     torch.manual_seed(0)
     first, second = (torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5,)))
-    groups = [{"params": [first], "weight_decay": 0.1}, {"params": [second], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.01)
-    coordinates = Coordinates([first, second], 0, None)
+    decay = 0.1 if kind is torch.optim.AdamW else 0.0
+    groups = [
+        {"params": [first], "weight_decay": decay, "lr": rates[0]},
+        {"params": [second], "weight_decay": 0.0, "lr": rates[1]},
+    ]
+    optimizer = kind(groups, **settings)
+    coordinates = Coordinates([first, second], 0, None, most)
     for _ in range(4):
         first.grad, second.grad = torch.randn(3, 4), torch.randn(5)
         preview = preview_of(optimizer, [first, second], coordinates)
@@ -121,6 +128,13 @@ def test_a_preview_of_several_tensors_reads_every_group():
         before = coordinates.flat([first, second])
         optimizer.step()
         torch.testing.assert_close(coordinates.flat([first, second]) - before, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("other", [{"betas": (0.8, 0.99)}, {"eps": 1e-4}])
+def test_groups_that_differ_in_more_than_their_rates_are_not_foreseen(other):
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.AdamW([{"params": [first]}, {"params": [second], **other}])
+    assert preview_of(optimizer, [first, second], Coordinates([first, second], 0, None)) is None
 
 
 class OnTheGpu(torch.Tensor):
@@ -172,6 +186,17 @@ def test_clipping_is_torchs(clip_norm, log_alpha):
     assert (factor < 1) == (clip_norm < plain.norm())
 
 
+def test_few_pairs_answer_as_much_as_the_whole_step_does():
+    """Their gradient is longer than that of all pairs: clipped by its own length it would seem to pull too weakly."""
+    parameter, optimizer, preview = trained("sgd", 3)
+    free, clipped = (foreseen_from(preview(optimizer, parameter), clip_norm=limit) for limit in (1e6, 0.1))
+    norm = float(clipped.gradient(0.2)[0].norm() / clipped.gradient(0.2)[1])
+    own = clipped.responses(0.2)
+    torch.testing.assert_close(clipped.responses(0.2, norm), own)
+    torch.testing.assert_close(clipped.responses(0.2, norm / 3), 3 * own)
+    torch.testing.assert_close(clipped.responses(0.2, 0.05), free.responses(0.2), msg="not clipped at all")
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("log_alpha", [-0.5, 0.0, 1.0])
 def test_the_move_of_linear_likelihoods_is_exact(name, log_alpha):
@@ -197,12 +222,12 @@ def test_the_batchs_own_move_weighs_pairs_by_their_incentives():
 def test_branches_of_some_pairs_leave_the_rest_of_the_gradient_as_it_was_made(seed, at, elsewhere):
     parameter, optimizer, preview = trained("adam", 3)
     foreseen = foreseen_from(preview(optimizer, parameter), seed)
-    made = torch.randn(SIZE, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
-    whole = foreseen.completed(made, at)
-    torch.testing.assert_close(whole.gradient(at)[0], made)
-    torch.testing.assert_close(whole.gradient(torch.tensor(at, dtype=torch.float64))[0], made)
+    update = torch.randn(SIZE, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    whole = foreseen.completed(update, at)
+    torch.testing.assert_close(whole.gradient(at)[0], update)
+    torch.testing.assert_close(whole.gradient(torch.tensor(at, dtype=torch.float64))[0], update)
     by_branches = foreseen.gradient(elsewhere)[0] - foreseen.gradient(at)[0]
-    torch.testing.assert_close(whole.gradient(elsewhere)[0], made + by_branches)
+    torch.testing.assert_close(whole.gradient(elsewhere)[0], update + by_branches)
     # A gradient that the branches explain is foreseen as if they were those of all pairs.
     explained = foreseen.completed(foreseen.gradient(at)[0], at)
     torch.testing.assert_close(explained.judged(at), foreseen.judged(at), rtol=1e-9, atol=1e-9)

@@ -3,16 +3,20 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rcray.calibration.preview import SgdPreview
 from rcray.calibration.update import (
     HORIZON,
     WIDEST_LOG_ALPHA,
+    Drift,
+    Foreseen,
     Move,
     Response,
     UpdateCalibrator,
-    seen_by,
+    products,
 )
 from tests.math.test_true_update import foreseen_from, trained, whole
 
@@ -27,9 +31,14 @@ def steering(b_w, b_l, share=0.75):
 SETTLES = 2.0
 
 
-def memory(f):
+def descent(rate=0.1):
+    """Gradient descent with a momentum of a half."""
+    return SgdPreview(torch.zeros(1), rate, momentum=0.5)
+
+
+def memory(f, rate=0.1):
     """An optimizer whose memory moves q by f."""
-    return Move(f, f), SETTLES
+    return Move(f, f), descent(rate)
 
 
 positive = st.floats(1e-6, 10.0)
@@ -84,8 +93,45 @@ def test_before_the_first_look_nothing_is_rescaled():
     assert UpdateCalibrator().decide(*memory(1.0), Move(-5.0, 1.0)) == 0.0
 
 
+@pytest.mark.parametrize("broken", [Move(math.nan, -1.0), Move(-math.inf, 0.0)])
+def test_a_drift_that_is_no_number_is_left_out(broken):
+    """In an average that forgets it would stay for good, and no factor would be decided any more."""
+    drift = Drift()
+    drift.add(8, broken)
+    assert drift.mean == Move(0.0, 0.0)
+    drift.add(8, Move(-1.0, -2.0))
+    before = drift.mean
+    drift.add(8, broken)
+    assert drift.mean == before and before.w == pytest.approx(-1.0)
+
+
+rates = st.floats(1e-6, 1.0)
+
+
+@given(schedule=st.lists(rates, min_size=1, max_size=6), b_w=positive, b_l=positive, f=anything, drift=anything)
+def test_the_rule_holds_at_any_learning_rate_whatever_the_rates_of_its_looks(schedule, b_w, b_l, f, drift):
+    """Memory and branches move q in proportion to the rate; so must what looks at other rates taught."""
+    rule, vector = UpdateCalibrator(), torch.ones(1)
+    for rate in schedule:
+        branches = -b_w * vector, b_l * vector  # seen by scores of 1, a step moves q by rate * b_w and -rate * b_l
+        rule.look(Foreseen(vector, vector, *branches, descent(rate), math.inf, lambda partial: partial))
+    rate = schedule[-1]
+    log_alpha = rule.decide(*memory(rate * f, rate), Move(drift, drift))
+    made = f + math.exp(log_alpha) * b_w - math.exp(-log_alpha) * b_l
+    asked = -drift / HORIZON / max(schedule)  # as many more steps as the rate is below the highest
+    if abs(log_alpha) < WIDEST_LOG_ALPHA:
+        assert made == pytest.approx(asked, rel=1e-4, abs=1e-5 * (abs(f) + b_w + b_l))
+
+
+def test_a_rate_of_zero_teaches_nothing():
+    rule, vector = UpdateCalibrator(), torch.ones(1)
+    rule.look(Foreseen(vector, vector, -vector, vector, descent(0.0), math.inf, lambda partial: partial))
+    assert rule.response is None and rule.looks == 0
+    assert rule.decide(*memory(1.0, 0.0), Move(-1.0, 0.0)) == 0.0
+
+
 def remembered(foreseen):
-    return seen_by(foreseen.score_w, foreseen.score_l, foreseen.preview.kept(), whole)
+    return Move(*products(foreseen.score_w, foreseen.score_l, foreseen.preview.kept(), whole).tolist())
 
 
 def looked_at(count):
@@ -94,7 +140,7 @@ def looked_at(count):
         parameter, optimizer, preview = trained("adam", seed + 1)
         foreseen = foreseen_from(preview(optimizer, parameter), seed)
         calibrator.look(foreseen)
-        calibrator.decide(remembered(foreseen), foreseen.preview.settles, Move(-0.1, -0.2))
+        calibrator.decide(remembered(foreseen), foreseen.preview, Move(-0.1, -0.2))
     return calibrator, foreseen
 
 
@@ -112,7 +158,7 @@ def test_state_goes_round():
     other = UpdateCalibrator(0.6)
     other.load_state_dict(calibrator.state_dict())
     assert other.state_dict() == calibrator.state_dict() and other.looks == 4
-    told = remembered(foreseen), foreseen.preview.settles, Move(-0.3, -0.1)
+    told = remembered(foreseen), foreseen.preview, Move(-0.3, -0.1)
     ours, theirs = (c.decide(*told) for c in (calibrator, other))
     assert ours == theirs
     fresh = UpdateCalibrator()

@@ -65,6 +65,7 @@ def running_head(extra, *, own_token=True, **more):
         **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN} if own_token else {}),
         "RAY_TMPDIR": str(directory),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # as in a Ray that rcray starts: nicer workers wait for whatever runs beside them
         **more,
     }
     command = [

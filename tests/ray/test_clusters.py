@@ -26,7 +26,8 @@ def gate(tmp_path, monkeypatch):
     """While this file is there, cells of one objective wait on their way."""
     path = tmp_path / "gate"
     path.touch()
-    for name, value in {**environment(), "RCRAY_TEST_GATE": str(path)}.items():
+    # As nice as in a Ray that rcray starts: beside a sweep of such a one, nicer workers wait for minutes.
+    for name, value in {**environment(), "RCRAY_TEST_GATE": str(path), "RAY_worker_niceness": "0"}.items():
         monkeypatch.setenv(name, value)
     yield path
     path.unlink(missing_ok=True)

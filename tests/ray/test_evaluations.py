@@ -66,11 +66,11 @@ def test_two_models_at_once_without_loading_either_twice(two_runs, store, tmp_pa
     setup = {"env_vars": {"LOADS": str(loads)}, "worker_process_setup_hook": counting_hook()}
     start_ray(num_cpus=2, runtime_env=setup)
     try:
-        found = {}
-        evaluate_many(two_runs, store, SETTINGS, lambda config, outcome: found.update({run_id(config): outcome}))
+        tables = {}
+        evaluate_many(two_runs, store, SETTINGS, lambda config, outcome: tables.update({run_id(config): outcome}))
     finally:
         ray.shutdown()
-    first, second = found.values()
+    first, second = tables.values()
     assert len({outcome.run_id for outcome in (first, second)}) == 2
     assert first.measured == second.measured == ("preference", "rcray_choice", "rcray_cloze")
     read = [line.split()[1] for line in loads.read_text().splitlines()]

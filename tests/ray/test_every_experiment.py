@@ -38,8 +38,8 @@ def test_every_experiment_runs_end_to_end_under_both_presets(store, monkeypatch)
     for experiment, cells in experiments:
         measured_alike[experiment.evaluation.benchmarks] |= {cell.run_id: (cell, experiment) for cell in cells}
     with connected(needs_dashboard=False):
-        for found in measured_alike.values():
-            cells, (experiment, *_) = zip(*found.values(), strict=True)
+        for group in measured_alike.values():
+            cells, (experiment, *_) = zip(*group.values(), strict=True)
             options = SweepOptions(stages=(EvaluationStage(experiment.evaluation),))
             ledger = run_sweep(cells, store, store.experiment("all"), options)
             assert {e.label: f"{e.status} {e.error}" for e in ledger.cells if e.status not in ("ok", "cached")} == {}

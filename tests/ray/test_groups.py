@@ -74,15 +74,15 @@ def test_a_sharded_group_equals_one_process(store, tmp_path, method):
         tmp_path / "small.yaml", run={**SMALL, "model": model, "objective": "dpo", "calibration": True}
     )
     (cell,) = expand(load_experiment(file))
-    place, found = store.run(cell.run_id), []
+    place, states = store.run(cell.run_id), []
     settings = [part for name in ("parallel=fsdp", "keep_best=true") for part in ("--set", f"execution.{name}")]
     for train in (partial(run, [*group_command(file, store), *settings]), partial(launch, cell.config, store)):
         train()
         weights = dict(load_trained(place.final, store.cache).model.named_parameters())
-        found.append((read_dynamics(place.dynamics).to_pandas(), weights))
-        assert place.best.exists() == (len(found) == 1), "as asked for"
-        place.path.rename(tmp_path / f"kept-{len(found)}")
-    (sharded, weights_sharded), (whole, weights_whole) = found
+        states.append((read_dynamics(place.dynamics).to_pandas(), weights))
+        assert place.best.exists() == (len(states) == 1), "as asked for"
+        place.path.rename(tmp_path / f"kept-{len(states)}")
+    (sharded, weights_sharded), (whole, weights_whole) = states
     for name in ("loss", "z_w", "rho", "log_r", "log_alpha", "grad_norm", "probe_z_w"):
         gap = (sharded[name] - whole[name]).abs()
         assert gap[:2].max() < 1e-4, name

@@ -95,7 +95,7 @@ def rcray(project, head, *arguments):
 def log_of(head, job):
     """What the job itself wrote."""
     asks = "from rcray.sweep import submit; import sys; submit._use_token(); "
-    asks += "sys.stdout.write(submit.connect(sys.argv[1]).get_job_logs(sys.argv[2]))"
+    asks += "sys.stdout.write(submit.job_client(sys.argv[1]).get_job_logs(sys.argv[2]))"
     command = [sys.executable, "-c", asks, head.dashboard, job]
     return subprocess.run(command, env=head.environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 

@@ -46,7 +46,7 @@ def node(head, store, models):
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
-            env={**environment(), **head.environment, "RAY_worker_niceness": "0"},  # as in a Ray that rcray starts
+            env={**environment(), **head.environment},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -94,7 +94,7 @@ def test_a_sweep_through_s3_outlives_a_node_and_ends_on_the_head(store, model_ca
         grid = {"objective": ["dpo", "cpo", "ipo"]}
         file = write_experiment(tmp_path / "small.yaml", run=settings, grid=grid)
         cells = expand(load_experiment(file))
-        found = {cell.run_id: store.run(cell.run_id) for cell in cells}
+        runs = {cell.run_id: store.run(cell.run_id) for cell in cells}
         with node(head, store, model_cache) as first, node(head, store, model_cache) as second:
             process = subprocess.Popen(
                 sweep_command(file, store),
@@ -120,14 +120,14 @@ def test_a_sweep_through_s3_outlives_a_node_and_ends_on_the_head(store, model_ca
             assert process.returncode == 0, output
             assert "3 ok" in output
             on_second = runs_on(second, store)
-        assert on_second == set(found) and on_first, "the last node took over what the first had"
-        for key, there in found.items():
+        assert on_second == set(runs) and on_first, "the last node took over what the first had"
+        for key, there in runs.items():
             assert there.read_status().status == "ok"
             assert read_dynamics(there.dynamics)["step"].to_pylist() == list(range(1, STEPS + 1)), "every step once"
             assert there.evaluation.exists(), "stages are copied, too"
             assert f"some/where/runs/{key}/evaluation.json" in objects(client)
         _, parents, delivered = tracked(store)
-        assert parents[0].info.status == "FINISHED" and set(delivered) == set(found)
+        assert parents[0].info.status == "FINISHED" and set(delivered) == set(runs)
         assert {each.info.status for each in delivered.values()} == {"FINISHED"}
         assert (store.experiment("small") / "report.html").exists()
 

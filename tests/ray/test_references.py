@@ -60,8 +60,8 @@ def test_tasks_divide_the_work(store, monkeypatch):
         return forward(model, encoded, index, device)
 
     monkeypatch.setattr(reference, "_forward", counts)
-    found = reference.reference_logps(loaded, data, store.cache, torch.device("cpu"))
-    assert len(found.sum_w) == LARGE + 60
+    logps = reference.reference_logps(loaded, data, store.cache, torch.device("cpu"))
+    assert len(logps.sum_w) == LARGE + 60
     assert pairs == [4], "nothing was left to compute but the sample"
     locks = {path.name for path in (store.cache / "reference").glob("*.locks/*")}
     assert {"000000", "000001"} <= locks

@@ -98,7 +98,7 @@ def test_a_failing_cell_does_not_stop_the_others(one_ray, store, tmp_path):
     output = sweep_here(file, store, expect=1)
 
     by_name = {cell.config.objective.name: store.run(cell.run_id) for cell in expand(load_experiment(file))}
-    statuses = {name: found.read_status().status for name, found in by_name.items()}
+    statuses = {name: run.read_status().status for name, run in by_name.items()}
     assert statuses == dict(zip([*names, "dpo"], ["ok", "failed", "degenerate", "ok"], strict=True))
     assert "this objective always fails" in output
     assert "loss nan on training pair" in by_name[names[2]].read_status().error

@@ -36,7 +36,7 @@ def test_a_killed_sweep_continues(store, tmp_path):
     runs = {cell.run_id: store.run(cell.run_id) for cell in cells}
 
     def finished():
-        return {key for key, found in runs.items() if found.read_status().status == "ok"}
+        return {key for key, run in runs.items() if run.read_status().status == "ok"}
 
     def half_way():
         under_way = [r for r in runs.values() if r.read_status().status == "running"]
@@ -70,11 +70,11 @@ def test_a_killed_sweep_continues(store, tmp_path):
     client, parents, tracked_cells = tracked(store)
     assert len(parents) == 1
     assert set(tracked_cells) == set(runs)
-    for key, found in tracked_cells.items():
-        steps = sorted(point.step for point in client.get_metric_history(found.info.run_id, "z_w"))
+    for key, tracked_run in tracked_cells.items():
+        steps = sorted(point.step for point in client.get_metric_history(tracked_run.info.run_id, "z_w"))
         assert steps == list(range(1, 41)), "every step once"
-        assert found.info.status == "FINISHED"
-        assert found.data.metrics["preference/accuracy"] == pytest.approx(
+        assert tracked_run.info.status == "FINISHED"
+        assert tracked_run.data.metrics["preference/accuracy"] == pytest.approx(
             json.loads(runs[key].evaluation.read_text())["rows"][0]["value"]
         )
     assert parents[0].info.status == "FINISHED"
@@ -101,5 +101,5 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(store, tmp_path):
 
     run(command)
     assert {r.read_status().status for r in runs} == {"ok"}
-    for found in runs:
-        assert read_dynamics(found.dynamics)["step"].to_pylist() == list(range(1, 81)), "every step once"
+    for tracked_run in runs:
+        assert read_dynamics(tracked_run.dynamics)["step"].to_pylist() == list(range(1, 81)), "every step once"

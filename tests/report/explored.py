@@ -1,9 +1,13 @@
 """Made runs with all that the page to explore shows: bands, probes, held-out pairs, tokens, samples."""
 
+import base64
+import json
+import re
 import zlib
 
 import numpy as np
 
+from rcray.config import Experiment
 from rcray.evaluate.preference import Shifts, most_displaced, preference_rows
 from rcray.records.displaced import AnswerTokens, DisplacedPair, write_displaced
 from rcray.records.evaluation import Evaluation, write_evaluation
@@ -15,7 +19,24 @@ from tests.report import runs
 
 KEY = "made-key"
 PAIRS = 64
+SEEDS = (42, 43)
 HOSTILE = "</script><img src=x onerror=\"document.title='broken in'\">"
+
+
+def experiment(**grid) -> Experiment:
+    """The quickstart with two seeds."""
+    made = runs.several_seeds(runs.quickstart(), SEEDS)
+    return made.model_copy(update={"grid": {**made.grid, **grid}})
+
+
+def payload(page: str) -> dict:
+    """What a page without a server holds."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL).group(1))
+
+
+def unpacked(text: str) -> np.ndarray:
+    """Numbers as the page unpacks them."""
+    return np.frombuffer(base64.b64decode(text), "<f4")
 
 
 def write_explored(store: Store, cell: Cell, steps: int | None = None, pairs: int = PAIRS) -> RunDir:
@@ -38,14 +59,17 @@ def made_shifts(cell: Cell, pairs: int) -> Shifts:
     hard = np.random.default_rng(0).normal(0, 1.0, pairs)  # the same pairs are hard for every run
     _, drift_w, drift_l = runs._outcome(cell)[:3]
     start_w, start_l = np.full(pairs, -30.0), np.full(pairs, -34.0)
+    per_token = cell.config.likelihood == "mean"
+    longer = np.arange(pairs) % 5 if per_token else 0  # so that sums and means put pairs into different orders
     return Shifts(
         start_w,
         start_l,
         start_w + drift_w + hard + rng.normal(0, 0.3, pairs),
         start_l + drift_l + hard + rng.normal(0, 2.0, pairs),
-        np.full(pairs, 6.0),
-        np.full(pairs, 7.0),
+        np.full(pairs, 6.0) + longer,
+        np.full(pairs, 7.0) + longer,
         tuple(f"held-out/{i}" for i in range(pairs)),
+        per_token,
     )
 
 
@@ -59,13 +83,14 @@ def made_pair(shifts: Shifts, i: int) -> DisplacedPair:
             words, np.full(count, start / count), np.full(count, start / count) + shares * (trained - start)
         )
 
+    more = (" orn",) * int(shifts.n_w[i] - 6)
+    chosen = ("jork", *more, " weth", " zeth", " ciln", " <b>", "<|end|>")
+    rejected = ("gork", *more, " weth", " zeth", " ciln", " viln", " feth", "<|end|>")
     return DisplacedPair(
         shifts.rows[i],
         f"prompt {i} {HOSTILE}",
-        answer(shifts.start_w[i], shifts.trained_w[i], ("jork", " weth", " zeth", " ciln", " <b>", "<|end|>")),
-        answer(
-            shifts.start_l[i], shifts.trained_l[i], ("gork", " weth", " zeth", " ciln", " viln", " feth", "<|end|>")
-        ),
+        answer(shifts.start_w[i], shifts.trained_w[i], chosen),
+        answer(shifts.start_l[i], shifts.trained_l[i], rejected),
     )
 
 

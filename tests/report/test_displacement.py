@@ -46,10 +46,10 @@ def test_a_look_stands_for_the_steps_after_it():
         "true_band_lower": np.array([0.5, nan, 0.5, nan, nan, nan]),  # outside for 2 steps, then inside for 4
         "true_band_upper": np.array([inf, nan, 2.0, nan, nan, nan]),
     }
-    found = {row.metric: row for row in ratio_rows("a", records)}
-    assert found[LOG_R].value == pytest.approx(0.6) and found[LOG_R_STAR].value == 0.5
-    assert found[IN_TRUE_BAND].value == pytest.approx(4 / 6) and found[IN_TRUE_BAND].n == 2
-    assert found[TRUE_LOWER].value == 0.5 and found[TRUE_UPPER].value == 2.0
+    rows = {row.metric: row for row in ratio_rows("a", records)}
+    assert rows[LOG_R].value == pytest.approx(0.6) and rows[LOG_R_STAR].value == 0.5
+    assert rows[IN_TRUE_BAND].value == pytest.approx(4 / 6) and rows[IN_TRUE_BAND].n == 2
+    assert rows[TRUE_LOWER].value == 0.5 and rows[TRUE_UPPER].value == 2.0
     records["true_band_upper"][2] = inf
     (upper,) = [row for row in ratio_rows("a", records) if row.metric == TRUE_UPPER]
     assert upper.status == OPEN and not upper.ok
@@ -68,7 +68,7 @@ def test_the_table_has_a_row_for_every_cure_and_the_verdict_follows_from_it(comp
     shares = [row.entries[-2].value for row in table.rows]
     gains = [row.entries[-1].value for row in table.rows]
     assert gains[0] is None and gains[1:] == pytest.approx([share - shares[0] for share in shares[1:]])
-    first, second, *rest = verdict(comparisons, "nats")
+    first, second, *rest = verdict(comparisons)
     assert first.endswith(
         "on every seed without calibration in 0 of 2, with published RC in 2 of 2, with normalised gradient in 2 of 2."
     )
@@ -87,7 +87,7 @@ def test_without_a_cure_there_is_nothing_to_compare(tmp_path):
     store, cells = Store.open(tmp_path / "store"), runs.cells_of(runs.quickstart())
     runs.write_runs(store, cells)
     comparisons = compare(collect(store, cells))
-    assert displacement_table(comparisons, "nats") is None and not list(verdict(comparisons, "nats"))
+    assert displacement_table(comparisons, "nats") is None and not list(verdict(comparisons))
 
 
 def test_a_cure_that_nobody_looked_at_has_no_share(tmp_path, monkeypatch):

@@ -1,77 +1,32 @@
-"""The page to explore: what it is made of, that nothing in it is lost or run, and the server that feeds it."""
+"""The page to explore: what it is made of, and that nothing in it is lost or run."""
 
 import base64
 import hashlib
-import http.client
 import json
-import os
-import platform
 import re
-import shutil
-import subprocess
-import sys
-import threading
-import time
-from contextlib import contextmanager
 
 import numpy as np
-import psutil
 import pytest
-import yaml
 
 from rcray.aggregate.collect import collect
+from rcray.aggregate.command import Request, run_report
 from rcray.aggregate.explore.cells import table_of
-from rcray.aggregate.explore.command import watch_experiments, watch_store
-from rcray.aggregate.explore.curves import curves_of, pack, step_records
-from rcray.aggregate.explore.server import PageServer
+from rcray.aggregate.explore.command import watch_experiments
+from rcray.aggregate.explore.curves import curves_of, pack
 from rcray.aggregate.exported import export_ledger
-from rcray.aggregate.frame import ACCURACY, DRIFT_W
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN
 from rcray.aggregate.groups import difference
 from rcray.aggregate.report import build_report
 from rcray.aggregate.summary import judged_intervals
 from rcray.config import Experiment
-from rcray.errors import StoreError
-from rcray.files import write_json
+from rcray.config.search import SearchConfig
 from rcray.records.displaced import read_displaced
-from rcray.records.ledger import Ledger, LedgerEntry, write_ledger
-from rcray.records.live import FILE as LIVE
+from rcray.records.items import Items, write_items
 from rcray.store import Store
 from tests.report import runs
-from tests.report.explored import HOSTILE, KEY, made_records, write_explored
+from tests.report.explored import HOSTILE, KEY, SEEDS, experiment, made_records, payload, unpacked, write_explored
 
-SEEDS = (42, 43)
-
-
-def experiment(**grid) -> Experiment:
-    made = runs.several_seeds(runs.quickstart(), SEEDS)
-    return made.model_copy(update={"grid": {**made.grid, **grid}})
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    """Twelve finished runs: three objectives, RC off and on, two seeds."""
-    store = Store.open(tmp_path_factory.mktemp("explored"))
-    cells = runs.cells_of(experiment())
-    for cell in cells:
-        write_explored(store, cell)
-    built = build_report(store, experiment(), cells, figures=False, command=["rcray", "sweep", "my grid.yaml"])
-    return store, cells, built
-
-
-@pytest.fixture
-def own(swept, tmp_path):
-    """A copy that a test may change."""
-    store, cells, _ = swept
-    shutil.copytree(store.root, tmp_path / "store")
-    return Store.open(tmp_path / "store"), cells
-
-
-def payload(page: str) -> dict:
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL).group(1))
-
-
-def unpacked(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), "<f4")
+SPACE = {"train.learning_rate": {"low": 1e-6, "high": 1e-3}}
 
 
 def test_it_stands_beside_the_report_and_loads_nothing(swept):
@@ -102,9 +57,23 @@ def test_equal_stores_give_equal_pages(own):
 
 def test_what_a_page_does_not_hold_is_left_to_the_server(own, monkeypatch):
     store, cells = own
-    monkeypatch.setattr("rcray.aggregate.explore.cells._PAIRS", 14)  # of six settings there are 15
-    differences = payload(build_report(store, experiment(), cells, figures=False).explore.read_text())["differences"]
-    assert differences["metrics"] == [] and unpacked(differences["values"]).size == 0
+    for cell in cells:
+        runs.add_benchmarks(store.run(cell.run_id), {"arc_challenge/acc_norm": 0.25})
+
+    def held(most):
+        monkeypatch.setattr("rcray.aggregate.explore.cells._DIFFERENCES", most)
+        return payload(build_report(store, experiment(), cells, figures=False).explore.read_text())["differences"]
+
+    metrics = held(10**6)["metrics"]
+    assert metrics[-1] == "arc_challenge/acc_norm" and held(15 * len(metrics))["note"] == ""  # 15 pairs of six settings
+    fewer = held(15 * len(metrics) - 1)
+    assert fewer["metrics"] == metrics[:-1] and unpacked(fewer["values"]).size == 15 * (len(metrics) - 1) * 3
+    assert (
+        fewer["note"]
+        == "Differences of benchmarks between 6 settings are more than a file holds; rcray watch has them."
+    )
+    none = held(15)
+    assert none["metrics"] == [] and unpacked(none["values"]).size == 0 and none["note"].startswith("Differences betw")
     monkeypatch.setattr("rcray.aggregate.explore.page.MOST_RUNS", 11)
     page = build_report(store, experiment(), cells, figures=False).explore.read_text()
     assert "12 runs are more than a page holds (11): rcray watch serves them" in page and "<script" not in page
@@ -222,118 +191,70 @@ def test_a_damaged_file_is_said_and_spares_the_others(own):
     assert "damaged" in said[cells[0].run_id]["problem"] and said[cells[1].run_id]["displaced"]
 
 
-def note_progress(run, pid=None, done=37, total=200):
-    process = psutil.Process(pid or os.getpid())
-    write_json(
-        run.path / ".progress.json",
-        {"phase": "training", "done": done, "total": total, "host": platform.node(), "pid": process.pid,
-         "born": process.create_time(), "updated": time.time()},
-    )  # fmt: skip
+def test_fifty_settings_have_their_differences_of_benchmarks(tmp_path):
+    """A pinned baseline has them however many settings a usual grid has."""
+    store = Store.open(tmp_path / "store")
+    grid = {"calibration.enabled": [False, True], "train.learning_rate": [i * 1e-6 for i in range(1, 26)]}
+    made = Experiment(name="x", grid=grid)
+    cells = runs.cells_of(made)
+    documents = tuple(f"task/{i}" for i in range(40))
+    for i, cell in enumerate(cells):
+        run = runs.write_ok(store, cell, steps=20)
+        right = np.random.default_rng(i).random(40) < 0.5
+        runs.add_benchmarks(run, {"arc_challenge/acc_norm": float(right.mean())})
+        evaluation = json.loads(run.evaluation.read_text())
+        run.evaluation.write_text(json.dumps({**evaluation, "keys": {"arc_challenge": "k"}}))
+        write_items(run.items("k"), Items(documents, ("task",) * 40, {"acc_norm": right.astype(float)}))
+    said = payload(build_report(store, made, cells, figures=False).explore.read_text())
+    assert len(said["head"]["groups"]) == 50 and said["differences"]["note"] == ""
+    at = said["differences"]["metrics"].index("arc_challenge/acc_norm")
+    values = unpacked(said["differences"]["values"]).reshape(50 * 49 // 2, -1, 3)[:, at]
+    assert np.isfinite(values).all() and (values[:, 2] == 1).all(), "document by document"
 
 
-def test_rows_of_a_running_cell_are_read_as_they_come(own):
-    """Parts hold what a checkpoint vouches for; the rest is in the live rows, and a torn line is none."""
+def test_no_sum_is_held_against_a_mean(tmp_path):
+    """Sums of log-probabilities are in nats, means in nats/token: an experiment may have both."""
+    store = Store.open(tmp_path / "store")
+    made = experiment(likelihood=["sum", "mean"])
+    cells = runs.cells_of(made, objective="dpo")
+    for cell in cells:
+        write_explored(store, cell)
+    said = payload(build_report(store, made, cells, figures=False).explore.read_text())
+    head, metrics = said["head"], said["differences"]["metrics"]
+    assert head["unit"] == "nats or nats/token"
+    assert {number["unit"] for number in head["numbers"] if number["likelihood"]} == {head["unit"]}
+    assert any("no difference of Δz_w" in note for note in head["notes"])
+    units = [said["runs"][group["runs"][0]]["unit"] for group in head["groups"]]
+    assert sorted(units) == ["nats", "nats", "nats/token", "nats/token"]
+    values = iter(unpacked(said["differences"]["values"]).reshape(6, len(metrics), 3))
+    for i, one in enumerate(units):
+        for other in units[i + 1 :]:
+            found = dict(zip(metrics, next(values), strict=True))
+            assert np.isfinite(found[ACCURACY][0]), "a share is a share"
+            for metric in (DRIFT_W, DRIFT_L, MARGIN):
+                assert np.isfinite(found[metric][0]) == (one == other), metric
+
+
+def test_what_a_table_or_a_file_leaves_out_is_said(own, monkeypatch):
     store, cells = own
-    run = runs.make(store, cells[0], "running", steps=30)
-    runs.write_dynamics(run, cells[0], 30, 1, columns={k: v[:30] for k, v in made_records(cells[0], 200).items()})
-    for part in run.dynamics.glob("*00000200.parquet"):
-        part.unlink()
-    (run.path / ".progress.json").unlink(missing_ok=True)
-    watch = watch_experiments(store, [([], experiment(), cells)])
-    before = watch.state()
-    assert before["runs"][cells[0].run_id]["state"] == "pending", "nobody is at it"
-    assert before["runs"][cells[0].run_id]["interrupted"]
-    note_progress(run)
-    rows = [{"step": step, "loss": step / 10, "log_r": 0.5} for step in (30, 31, 32)]
-    (run.path / LIVE).write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 33, "lo')
-    watch._looked = 0.0
-    after = watch.state(before["version"])
-    assert list(after["runs"]) == [cells[0].run_id], "only what changed"
-    now = after["runs"][cells[0].run_id]
-    assert (now["state"], now["step"], now["doing"]) == ("running", 32, "training 37/200")
-    assert list(unpacked(now["curves"]["x"]["d"]))[-3:] == [30, 31, 32]
-    assert unpacked(now["curves"]["y"]["loss"][1])[-1] == pytest.approx(3.2)
-    assert len(step_records(run)["step"]) == 30, "a report has what is vouched for"
-    watch._looked = 0.0
-    assert watch.state(after["version"])["runs"] == {}
+    for cell in cells:
+        runs.add_benchmarks(store.run(cell.run_id), {f"task_{i}/acc": 0.5 for i in range(11)})
+    monkeypatch.setattr("rcray.aggregate.explore.details._MANY_RUNS", 11)
+    said = payload(build_report(store, experiment(), cells, figures=False).explore.read_text())
+    assert "3 of 11 benchmarks have no column here; the report has all of them." in said["head"]["notes"]
+    assert said["details"]["most"] == 4 == len(said["details"]["runs"][cells[0].run_id]["displaced"])
 
 
-def test_a_killed_cell_is_not_running_and_a_failed_one_says_why(own):
+def test_a_page_says_why_it_offers_no_command(swept, tmp_path):
+    store, cells, built = swept
+    assert payload(built.explore.read_text())["head"]["no_command"] == ""
+    ledger = export_ledger(tmp_path / "ledger", [(experiment(), cells)], collect(store, cells))
+    page = run_report(Request(ledger=ledger, figures=False)).explore
+    assert "An exported ledger has results" in payload(page.read_text())["head"]["no_command"]
+
+
+def test_a_search_takes_no_choice_of_cells(own):
     store, cells = own
-    killed = runs.make(store, cells[0], "running", steps=30)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    note_progress(killed, child.pid)
-    runs.make(store, cells[1], "failed", error=f"out of luck {HOSTILE}", steps=30)
-    watch = watch_experiments(store, [([], experiment(), cells)])
-    assert watch.state()["runs"][cells[0].run_id]["state"] == "running"
-    child.kill()
-    child.wait()
-    watch._looked = 0.0
-    state = watch.state()
-    assert state["runs"][cells[0].run_id]["state"] == "pending"
-    assert state["runs"][cells[1].run_id]["state"] == "failed"
-    assert state["runs"][cells[1].run_id]["error"].startswith("out of luck")
-    words = next(group["numbers"][0] for group in state["head"]["groups"] if cells[0].run_id in group["runs"])
-    assert words == "pending/failed", "a word, never a number"
-
-
-@contextmanager
-def serving(watch):
-    server = PageServer(watch, 0)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def get(server, path, host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.request(method, path, headers={"Host": host or f"127.0.0.1:{server.server_port}"})
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer.status, body
-
-
-def test_the_server_answers_its_own_page_and_nobody_else(swept):
-    store, cells, _ = swept
-    before = sorted(store.root.rglob("*"))
-    with serving(watch_experiments(store, [(["rcray", "sweep", "x.yaml"], experiment(), cells)])) as server:
-        assert server.server_address[0] == "127.0.0.1"
-        status, page = get(server, "/")
-        assert status == 200 and b"connect-src &#39;self&#39;" in page and b'data-live="yes"' in page
-        state = json.loads(get(server, "/state")[1])
-        assert len(state["runs"]) == 12 and state["head"]["commands"][0]["text"] == "rcray sweep x.yaml"
-        assert json.loads(get(server, f"/state?after={state['version']}")[1])["runs"] == {}
-        run = cells[0].run_id
-        assert json.loads(get(server, f"/details/{run}")[1])["runs"][run]["displaced"]
-        assert len(unpacked(json.loads(get(server, f"/records/{run}")[1])["y"]["loss"][1])) == 200
-        assert get(server, "/state", host="evil.example:80")[0] == 403, "a name that somebody else rebound"
-        for path in (
-            "/details/../../x",
-            "/details/%2e%2e%2f",
-            "/runs",
-            "/records/none",
-            "/differences/none",
-            "/state/x",
-        ):
-            assert get(server, path)[0] == 404, path
-        assert get(server, "/state", method="POST")[0] == 501
-    assert sorted(store.root.rglob("*")) == before, "it only reads"
-
-
-def test_a_store_alone_is_enough(own):
-    store, cells = own
-    folder = store.experiment("quickstart")
-    write_ledger(folder, Ledger(tuple(LedgerEntry(cell.run_id, cell.label) for cell in cells)))
-    for cell in cells[:3]:
-        store.run(cell.run_id).config.write_text(yaml.safe_dump(cell.config.model_dump(mode="json")))
-    state = watch_store(store).state()
-    assert set(state["runs"]) == {cell.run_id for cell in cells[:3]}
-    assert state["head"]["description"].startswith("9 cells were not started")
-    with pytest.raises(StoreError, match="nothing was swept here"):
-        watch_store(Store.at(store.root / "nothing"))
+    searching = experiment().model_copy(update={"search": SearchConfig(method="optuna", samples=2, space=SPACE)})
+    page = build_report(store, searching, cells, figures=False, command=["rcray", "sweep", "x.yaml"]).explore
+    assert payload(page.read_text())["head"]["commands"][0]["searches"]

@@ -34,9 +34,9 @@ def comparisons(tmp_path_factory):
 
 @pytest.mark.parametrize("drawing", ["plane", "cosines", "likelihoods", "overview"])
 def test_long_names_take_no_room_from_panels(comparisons, drawing):
-    assert len(comparisons) > 20 and max(len(found.title) for found in comparisons) > 50
-    model = max(comparisons, key=lambda found: len(found.title)).model
-    own = [found for found in comparisons if found.model == model]
+    assert len(comparisons) > 20 and max(len(comparison.title) for comparison in comparisons) > 50
+    model = max(comparisons, key=lambda comparison: len(comparison.title)).model
+    own = [comparison for comparison in comparisons if comparison.model == model]
     draw = {
         "plane": lambda: draw_plane(comparisons, "nats"),
         "cosines": lambda: draw_cosines(model, own),

@@ -38,8 +38,8 @@ def test_what_does_not_turn_says_so(gain, why):
 
 @pytest.fixture
 def comparisons(store, monkeypatch):
-    made = runs.dynamics
-    monkeypatch.setattr(runs, "dynamics", lambda cell, steps: runs.moved(made(cell, steps)))
+    dynamics = runs.dynamics
+    monkeypatch.setattr(runs, "dynamics", lambda cell, steps: runs.moved(dynamics(cell, steps)))
     cells = runs.cells_of(runs.quickstart())[:2]
     runs.write_runs(store, cells)
     return compare(collect(store, cells))

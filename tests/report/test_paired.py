@@ -38,8 +38,8 @@ def covered(draw, truth: float, error, repeats: int) -> float:
     held = 0
     for _ in range(repeats):
         differences = draw()
-        found = error(differences)
-        held += abs(differences.mean() - truth) <= stats.t.isf(0.025, found.degrees) * found.stderr
+        stderr = error(differences)
+        held += abs(differences.mean() - truth) <= stats.t.isf(0.025, stderr.degrees) * stderr.stderr
     return held / repeats
 
 
@@ -123,12 +123,12 @@ def test_an_error_item_by_item_is_smaller_where_items_go_together(seed, count, r
         together = (one * other).sum() + 0.5
         covariance = together / n - share[0] * share[1]
         plain = math.sqrt(sum(p * (1 - p) for p in share) / n)
-        found = paired._of_shares(difference).stderr
+        stderr = paired._of_shares(difference).stderr
     else:
         covariance = float(np.cov(one, other)[0, 1])
         plain = math.hypot(stats.sem(one), stats.sem(other))
-        found = paired._bootstrapped(difference, items) if kind == "b" else stats.sem(difference)
-    assert (found <= plain + 1e-12) == (covariance >= -1e-12) or abs(covariance) < 1e-9
+        stderr = paired._bootstrapped(difference, items) if kind == "b" else stats.sem(difference)
+    assert (stderr <= plain + 1e-12) == (covariance >= -1e-12) or abs(covariance) < 1e-9
 
 
 @pytest.fixture
@@ -169,13 +169,13 @@ def test_two_runs_on_the_same_pairs(store, moves):
     cells = cells_of(**{"objective": ["dpo"], "calibration.enabled": [False, True]})
     for cell, (win, lose) in zip(cells, moves, strict=False):
         evaluated(store, cell, win, lose)
-    found = differences_of(store, cells)
+    estimates = differences_of(store, cells)
     margins = [win - lose for win, lose in moves[:2]]
-    assert found[MARGIN].stderr == pytest.approx(stats.sem(margins[1] - margins[0]))
+    assert estimates[MARGIN].stderr == pytest.approx(stats.sem(margins[1] - margins[0]))
     right = [margin > 0 for margin in margins]
-    assert found[ACCURACY].p == mcnemar(int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum()))
+    assert estimates[ACCURACY].p == mcnemar(int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum()))
     apart = [stats.sem(each.astype(float)) for each in right]
-    assert found[ACCURACY].stderr < 0.6 * math.hypot(*apart)
+    assert estimates[ACCURACY].stderr < 0.6 * math.hypot(*apart)
     table = results_table("t", collect(store, cells))
     assert any("item by item" in note for note in table.notes)
     assert not any("as if independent" in note for note in table.notes)
@@ -186,9 +186,9 @@ def test_without_items_errors_are_added_and_it_is_said(store, moves):
     cells = cells_of(**{"objective": ["dpo"], "calibration.enabled": [False, True]})
     for cell, (win, lose), keep in zip(cells, moves, (True, False), strict=False):
         evaluated(store, cell, win, lose, keep=keep)
-    found = differences_of(store, cells)
-    assert not found[MARGIN].paired
-    assert found[MARGIN].stderr == pytest.approx(math.hypot(*(stats.sem(win - lose) for win, lose in moves[:2])))
+    estimates = differences_of(store, cells)
+    assert not estimates[MARGIN].paired
+    assert estimates[MARGIN].stderr == pytest.approx(math.hypot(*(stats.sem(win - lose) for win, lose in moves[:2])))
     assert any("as if independent" in note for note in results_table("t", collect(store, cells)).notes)
 
 
@@ -196,14 +196,14 @@ def test_several_seeds_and_pairs_together(store, moves):
     cells = cells_of(**{"train.seed": [1, 2, 3], "calibration.enabled": [False, True]})
     for cell, (win, lose) in zip(cells, moves, strict=True):
         evaluated(store, cell, win, lose)
-    found = differences_of(store, cells)
-    assert found[MARGIN].paired and found[MARGIN].seeds == 3
+    estimates = differences_of(store, cells)
+    assert estimates[MARGIN].paired and estimates[MARGIN].seeds == 3
     by_cell = {}
     for cell, (win, lose) in zip(cells, moves, strict=True):
         by_cell[cell.config.train.seed, cell.config.calibration.enabled] = win - lose
     matrix = np.stack([by_cell[seed, True] - by_cell[seed, False] for seed in (1, 2, 3)])
-    assert found[MARGIN].value == pytest.approx(matrix.mean())
-    assert found[MARGIN].stderr == pytest.approx(paired._crossed(matrix, weighted(PAIRS)).stderr)
+    assert estimates[MARGIN].value == pytest.approx(matrix.mean())
+    assert estimates[MARGIN].stderr == pytest.approx(paired._crossed(matrix, weighted(PAIRS)).stderr)
     assert any("items and seeds together" in note for note in results_table("t", collect(store, cells)).notes)
 
 

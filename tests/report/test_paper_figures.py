@@ -38,11 +38,11 @@ def test_a_ledger_without_batch_values_has_no_empty_figure():
 
 
 def test_the_overview_is_drawn_from_the_numbers_of_runs():
-    found = of_the_ledger()
-    cpo = next(comparison for comparison in found if comparison.title == "CPO")
+    panels = of_the_ledger()
+    cpo = next(comparison for comparison in panels if comparison.title == "CPO")
     without, with_rc = _seen(cpo.without), _seen(cpo.with_rc[0])
     assert without.log_r > without.upper and with_rc.lower < with_rc.log_r < with_rc.upper, "RC brings it into the band"
     assert without.end[1] > 0 > with_rc.end[1], "and its loser falls"
-    plot = draw_schematic("tiny-neox", found, "nats")
+    plot = draw_schematic("tiny-neox", panels, "nats")
     assert plot.name == "pathways-and-band-tiny-neox"
     assert draw_schematic("tiny-neox", [], "nats") is None

@@ -54,11 +54,11 @@ def filled(store, cells, first=0.30, **protocol):
 def rows_of(table):
     """Rows by group and labels, as texts by column title."""
     labels = sum(column.align == "left" for column in table.columns)
-    found = {}
+    rows = {}
     for row in table.rows:
         texts = [entry_text(column, entry) for column, entry in zip(table.columns, row.entries, strict=True)]
-        found[row.group, *texts[:labels]] = dict(zip([c.title for c in table.columns], texts, strict=True))
-    return found
+        rows[row.group, *texts[:labels]] = dict(zip([c.title for c in table.columns], texts, strict=True))
+    return rows
 
 
 def test_the_main_table_from_runs(store):
@@ -187,10 +187,10 @@ def test_ours_beside_published(store):
     cells = expand(experiment(grid={"objective": ["dpo"], "calibration.enabled": [True]}))
     run = runs.write_ok(store, cells[0], 20)
     runs.add_benchmarks(run, scores(0.10, 0.0) | {"arc/acc_norm": 0.6192}, stderr=0.0143)
-    found = beside_published(MAIN, Places.of(collect(store, cells)))
-    assert (found.compared, found.within) == (7, 1)
-    rows = {row.entries[2].words: row.entries for row in found.table.rows}
-    arc = [entry_text(c, e) for c, e in zip(found.table.columns, rows["ARC"], strict=True)]
+    table = beside_published(MAIN, Places.of(collect(store, cells)))
+    assert (table.compared, table.within) == (7, 1)
+    rows = {row.entries[2].words: row.entries for row in table.table.rows}
+    arc = [entry_text(c, e) for c, e in zip(table.table.columns, rows["ARC"], strict=True)]
     assert arc[3:] == ["61.92 ± 1.43", "60.92 ± 1.43", "+1.00", "2.02", "yes"]
     assert rows["BBH"][-1].words == "no"
     average = rows["Average"]

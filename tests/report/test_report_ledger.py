@@ -52,7 +52,7 @@ def read(ledger):
 
 def test_figures_of_the_committed_ledger_are_deterministic():
     dpo = compare(read(REAL)[1])[0]
-    first, second = (draw_dynamics(dpo, dpo.with_rc[0], "nats") for _ in range(2))
+    first, second = (draw_dynamics(dpo, dpo.with_rc[0]) for _ in range(2))
     assert first.name == "dynamics-tiny-neox-dpo"
     assert first.files == second.files
 

@@ -306,7 +306,7 @@ def test_findings_say_what_held_and_what_did_not(store):
     cells = runs.cells_of(runs.quickstart())
     runs.write_runs(store, cells)
     results = collect(store, cells)
-    dpo, cpo, dil = check_claims(compare(results), "nats")
+    dpo, cpo, dil = check_claims(compare(results))
     assert [check.verdict for check in cpo.checks] == ["held", "held", "held", "held"]
     assert [check.text for check in cpo.checks] == [
         "4% of steps without RC, 100% with it",
@@ -319,7 +319,7 @@ def test_findings_say_what_held_and_what_did_not(store):
     assert dil.checks[3].verdict == "unclear"
     lines = overall([dpo, cpo, dil], results)
     assert lines[:3] == [
-        "With RC at least 90% of updates lay inside the band in 3 of 3 comparisons (without RC: 1).",
+        "With RC at least 90% of updates lay inside the band at the head in 3 of 3 comparisons (without RC: 1).",
         "With RC the winner was preserved in 3 of 3 comparisons (without RC: 2), and the loser suppressed in 3 of 3 "
         "comparisons (without RC: 2).",
         "RC raised held-out accuracy in 1 of 3, lowered it in 0, and made no clear difference in 2.",
@@ -332,7 +332,7 @@ def test_findings_admit_where_rc_did_harm(store, monkeypatch):
     monkeypatch.setattr(runs, "OUTCOMES", swapped)
     cells = runs.cells_of(runs.quickstart())
     runs.write_runs(store, cells)
-    cpo = check_claims(compare(collect(store, cells)), "nats")[1]
+    cpo = check_claims(compare(collect(store, cells)))[1]
     assert [check.verdict for check in cpo.checks[2:]] == ["not held", "not held"]
     assert cpo.checks[2].text == "z_l −2.0 nats without RC, +4.1 with it: better without RC"
     assert cpo.checks[3].text == "79.3% without RC, 70.3% with it (−9.0 points): lower with RC"

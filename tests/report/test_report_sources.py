@@ -97,8 +97,7 @@ def test_a_run_that_was_to_record_both_and_has_no_records_stays_in_the_table(sto
     assert {entry.words for entry in head_full_table([pair]).rows[0].entries} == {"DPO", "w/o", state}
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["in parts", "in one piece"])
-def test_runs_come_back_from_mlflow(store, tmp_path, whole):
+def test_runs_come_back_from_mlflow(store, tmp_path):
     """The files that a sweep delivers are enough for the same results; of two runs of a cell, the finished one."""
     from mlflow.tracking import MlflowClient
 
@@ -119,19 +118,16 @@ def test_runs_come_back_from_mlflow(store, tmp_path, whole):
             for path in (run.status, run.evaluation, run.adjusted):
                 client.log_artifact(there, str(path))
             client.log_artifact(there, str(items), "items")
-            if whole:
-                pq.write_table(read_dynamics(run.dynamics), tmp_path / "dynamics.parquet")
-                client.log_artifact(there, str(tmp_path / "dynamics.parquet"))
-            else:
-                client.log_artifacts(there, str(run.dynamics), "dynamics")
+            pq.write_table(read_dynamics(run.dynamics), tmp_path / "dynamics.parquet")
+            client.log_artifact(there, str(tmp_path / "dynamics.parquet"))
             client.set_terminated(there, state)
     for _ in range(2):  # a second fetch finds the files of the first
         fetched = fetch_runs(uri, [experiment.name], cells, tmp_path / "fetched")
-        found, here = collect(fetched, cells), collect(store, cells)
-        assert [result.status for result in found] == ["ok", "pending"]
-        assert str(found[0].metrics) == str(here[0].metrics)  # nan is not equal to itself
-        assert found[0].note == here[0].note == "in smaller portions"
-        assert found[0].run.items("abc").read_bytes() == b"of each pair"
+        ours, here = collect(fetched, cells), collect(store, cells)
+        assert [result.status for result in ours] == ["ok", "pending"]
+        assert str(ours[0].metrics) == str(here[0].metrics)  # nan is not equal to itself
+        assert ours[0].note == here[0].note == "in smaller portions"
+        assert ours[0].run.items("abc").read_bytes() == b"of each pair"
     with pytest.raises(StoreError, match="has no experiment 'elsewhere'"):
         fetch_runs(uri, ["elsewhere"], cells, tmp_path / "fetched")
 

@@ -2,11 +2,15 @@
 
 import dataclasses
 import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import runs
 
-from rcray.aggregate.collect import collect
+from rcray import aggregate
+from rcray.aggregate.collect import by_looks, collect
 from rcray.aggregate.latex import latex_escape, to_latex
 from rcray.aggregate.results import results_table
 from rcray.aggregate.tables import (
@@ -21,10 +25,11 @@ from rcray.aggregate.tables import (
 )
 from rcray.store import Store
 
+PACKAGE = Path(aggregate.__file__).parent
 MARKDOWN = """\
 ## Three objectives on tiny-neox, calibration off and on
 
-| Objective | RC | Accuracy (%) | Δ RC (points) | Δz_w (nats) | Δz_l (nats) | Margin (nats) | In band (%) | i (%) | ii (%) | iii (%) | Realised iii (%) |
+| Objective | RC | Accuracy (%) | Δ RC (points) | Δz_w (nats) | Δz_l (nats) | Margin (nats) | In band, head (%) | i (%) | ii (%) | iii (%) | Realised iii (%) |
 | :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | DPO | w/o | 81.2 ± 2.4 | – | -3.20 ± 0.12 | -9.60 ± 0.25 | +6.40 ± 0.25 | 15.0 | 0.0 | 100.0 | 0.0 | 0.0 |
 | DPO | w/ | failed | failed | failed | failed | failed | failed | failed | failed | failed | failed |
@@ -38,13 +43,13 @@ MARKDOWN = """\
 - Likelihoods: sum of token log-probabilities; fidelity preset: paper.
 - Accuracy: held-out pairs whose margin grew against the reference. Δz_w, Δz_l: drift of held-out chosen and rejected answers from the reference. Bold: highest accuracy of a model, whether or not the difference exceeds its error.
 - The error of Δ RC adds the two rows' errors as if independent; on the same pairs it is usually smaller.
-- Pathways: (i) both likelihoods rise; (ii) both likelihoods fall; (iii) the winner is preserved, the loser suppressed; predicted for fresh pairs by the updates made, realised on the probe set, in shares of intervals. In band: shares of steps, by the paper's band at the head or the last adapters.
+- Pathways: (i) both likelihoods rise; (ii) both likelihoods fall; (iii) the winner is preserved, the loser suppressed; predicted for fresh pairs by the updates made, realised on the probe set, in shares of intervals. In band: shares of steps, by the paper's band at the head.
 - Intervals predicted on no pathway of the three: reversed up to 5.3%.
 """  # noqa: E501
 
 LATEX_BODY = r"""  \begin{tabular}{llrrrrrrrrrr}
     \toprule
-    Objective & RC & Accuracy (\%) & $\Delta$ RC (points) & $\Delta z_w$ (nats) & $\Delta z_l$ (nats) & Margin (nats) & In band (\%) & i (\%) & ii (\%) & iii (\%) & Realised iii (\%) \\
+    Objective & RC & Accuracy (\%) & $\Delta$ RC (points) & $\Delta z_w$ (nats) & $\Delta z_l$ (nats) & Margin (nats) & In band, head (\%) & i (\%) & ii (\%) & iii (\%) & Realised iii (\%) \\
     \midrule
     DPO & w/o & $81.2 \pm 2.4$ & -- & $-3.20 \pm 0.12$ & $-9.60 \pm 0.25$ & $+6.40 \pm 0.25$ & $15.0$ & $0.0$ & $100.0$ & $0.0$ & $0.0$ \\
      & w/ & failed & failed & failed & failed & failed & failed & failed & failed & failed & failed \\
@@ -198,3 +203,15 @@ def test_hostile_text_is_escaped():
 )
 def test_numbers(value, sign, text):
     assert number(value, 1, sign) == text
+
+
+def test_percent_is_made_in_one_place():
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".html")]
+    places = [path.name for path in files for _ in re.findall(r"\b100(?:\.0)? ?\*|\* ?100\b", path.read_text())]
+    assert places == ["tables.py"]
+
+
+def test_the_note_says_whose_prediction_it_is():
+    looked, at_head = (SimpleNamespace(ok=True, recorded=True, predicted_at_head=at_head) for at_head in (False, True))
+    assert [by_looks(results, "A", "B") for results in ([], [looked], [at_head])] == ["A", "A", "B"]
+    assert by_looks([looked, at_head], "A", "B") == "A (without looks: B)"

@@ -19,18 +19,18 @@ def watched(command):
     """Every socket that a command's processes listened on until it ended well, and what it said."""
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        found = watch_listeners(process)
+        listening = watch_listeners(process)
     finally:
         process.kill()
         output = process.communicate()[0]
     assert process.returncode == 0, output
-    return found, output
+    return listening, output
 
 
-def all_on_loopback(found, expected):
-    missing = {name for name in expected if not any(name in listener.command for listener in found)}
+def all_on_loopback(listening, expected):
+    missing = {name for name in expected if not any(name in listener.command for listener in listening)}
     assert not missing, f"not seen listening: {missing}"
-    assert [listener for listener in found if not listener.is_loopback] == []
+    assert [listener for listener in listening if not listener.is_loopback] == []
 
 
 def test_an_open_socket_is_seen():
@@ -38,9 +38,9 @@ def test_an_open_socket_is_seen():
     code = "import socket, sys; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         port = int(process.stdout.readline())
-        (found,) = listeners(process.pid)
+        (listener,) = listeners(process.pid)
         process.stdin.close()
-    assert (found.port, found.is_loopback) == (port, False)
+    assert (listener.port, listener.is_loopback) == (port, False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert Listener(*server.getsockname(), "x").is_loopback
     assert Listener("::ffff:127.0.0.1", 1, "x").is_loopback and not Listener("::", 1, "x").is_loopback

@@ -143,15 +143,11 @@ def test_a_ledger_of_somebody_elses_has_no_base(tmp_path):
         run_report(Request(ledger=ledger, out=tmp_path / "out", figures=False))
 
 
-def test_only_step_records_are_taken_from_a_server(tmp_path):
+def test_only_records_are_taken_from_a_server(tmp_path):
     """A server lists what it likes; only the names that rcray itself writes are asked for."""
     listed = {
-        None: ["status.json", "../../evil.sh", "dynamics", "/etc/passwd", "model.pkl"],
-        "dynamics": [
-            "dynamics/part-00000001-00000002.parquet",
-            "dynamics/../../x",
-            "dynamics/part-1-2.parquet/../../x",
-        ],
+        None: ["status.json", "../../evil.sh", "items", "dynamics", "/etc/passwd", "model.pkl"],
+        "items": ["items/preference.parquet", "items/../../x", "items/a.parquet/../../x"],
     }
     asked = []
 
@@ -165,7 +161,7 @@ def test_only_step_records_are_taken_from_a_server(tmp_path):
         download_artifacts=download,
     )
     _download(client, "id", RunDir(tmp_path / "runs" / "abc"))
-    assert asked == ["status.json", "dynamics/part-00000001-00000002.parquet"]
+    assert asked == ["status.json", "items/preference.parquet"]
 
 
 @pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/passwd", "sub/x.safetensors", ".."])

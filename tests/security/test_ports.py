@@ -25,8 +25,8 @@ PORTS = {"6379", "5000"}
 
 
 def option(command, name):
-    found = get_command(app).commands[command].params  # type: ignore[attr-defined]
-    return next(parameter for parameter in found if parameter.name == name)
+    options = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    return next(parameter for parameter in options if parameter.name == name)
 
 
 def test_defaults_are_loopback():

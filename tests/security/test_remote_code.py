@@ -52,7 +52,7 @@ def test_off_unless_asked():
 @pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:12], COMMIT + "0"])
 def test_code_from_the_hub_is_pinned_to_a_commit(revision):
     model = {"name": "owner/model", "trust_remote_code": True, "revision": revision}
-    with pytest.raises(ConfigError, match=r"trust_remote_code.*no commit"):
+    with pytest.raises(ConfigError, match=r"trust_remote_code.*not a commit"):
         build_run({"model": model}, {}, "x")
 
 
@@ -83,16 +83,17 @@ def test_a_checkpoint_with_code_in_it_is_not_run(tmp_path):
     import pickle
 
     from rcray.files import measured, write_json
-    from rcray.train.checkpoint import Progress, restore_newest
+    from rcray.train.checkpoint import Progress, Resumable, restore_newest
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    path = save_checkpoint(tmp_path / "checkpoints", model, optimizer, scheduler, Progress(step=1), keep=1)
+    state = Resumable(model, optimizer, scheduler)
+    path = save_checkpoint(tmp_path / "checkpoints", state, Progress(step=1), keep=1)
     mark = tmp_path / "mark"
     torch.save({"optimizer": Touch(str(mark))}, path / "optimizer.pt")
     names = ("model.safetensors", "optimizer.pt", "state.json")
     write_json(path / "manifest.json", {name: measured(path / name) for name in names})
     with pytest.raises(pickle.UnpicklingError):
-        restore_newest(tmp_path / "checkpoints", model, optimizer, scheduler)
+        restore_newest(tmp_path / "checkpoints", state)
     assert not mark.exists()

@@ -35,41 +35,41 @@ IMPORTS_BY_NAME = {"rcray/objectives/base.py"}
 
 
 def problems(source: str, where: str = "rcray/x.py") -> list[str]:
-    found = []
+    forbidden = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [f"import {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
+            forbidden += [f"import {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
         elif isinstance(node, ast.Call):
-            found += _call(node, where)
+            forbidden += _call(node, where)
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "trust_remote_code":
-                    found += _trusts(value)
+                    forbidden += _trusts(value)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "0.0.0.0" in node.value:
-            found.append("listens on every interface")
-    return found
+            forbidden.append("listens on every interface")
+    return forbidden
 
 
 def _call(node: ast.Call, where: str) -> list[str]:
     name = ast.unparse(node.func)
     given = {keyword.arg: keyword.value for keyword in node.keywords}
-    found = [name] if name in FORBIDDEN_CALLS else []
+    forbidden = [name] if name in FORBIDDEN_CALLS else []
     if name in ("torch.load", "load") and name == "torch.load" and not _is(given.get("weights_only"), True):
-        found.append("torch.load without weights_only=True")
+        forbidden.append("torch.load without weights_only=True")
     if name in ("np.load", "numpy.load") and not _is(given.get("allow_pickle"), False):
-        found.append("np.load without allow_pickle=False")
+        forbidden.append("np.load without allow_pickle=False")
     if name == "yaml.load" and ast.unparse(node.args[1] if len(node.args) > 1 else node) not in SAFE_LOADERS:
-        found.append("yaml.load with a loader of its own")
+        forbidden.append("yaml.load with a loader of its own")
     if name.startswith("subprocess.") and name.split(".")[1] in ("run", "Popen", "call", "check_call", "check_output"):
         first = node.args[0] if node.args else None
         if "shell" in given or isinstance(first, ast.Constant | ast.JoinedStr | ast.BinOp):
-            found.append(f"{name} through a shell")
+            forbidden.append(f"{name} through a shell")
     if name.endswith("import_module") and where not in IMPORTS_BY_NAME:
-        found.append("imports by name")
+        forbidden.append("imports by name")
     if "trust_remote_code" in given:
-        found += _trusts(given["trust_remote_code"])
-    return found
+        forbidden += _trusts(given["trust_remote_code"])
+    return forbidden
 
 
 def _is(value: ast.expr | None, expected: bool) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rcray.track.delivery import Delivery, Plan
+from rcray.track.delivery import Delivery, DeliveryPlan
 from rcray.track.tracker import (
     LONGEST_PARAM,
     POINTS_PER_CALL,
@@ -107,10 +107,10 @@ def delivery_to(tracker, store, cells, **settings):
     def draw(cell):
         return {"png": b"png of " + cell.run_id.encode(), "svg": b"<svg/>"}
 
-    return Delivery(Plan("small", "A small grid", cells, **settings), store, lambda: tracker, URI, draw)
+    return Delivery(DeliveryPlan("small", "A small grid", cells, **settings), store, lambda: tracker, URI, draw)
 
 
 def kept(tracker, cell):
-    found = [k for k in tracker.kept.values() if k.run.tags.get("rcray.run_id") == cell.run_id]
-    assert len(found) == 1, "a cell has one run"
-    return found[0]
+    matching = [k for k in tracker.kept.values() if k.run.tags.get("rcray.run_id") == cell.run_id]
+    assert len(matching) == 1, "a cell has one run"
+    return matching[0]

@@ -54,7 +54,7 @@ def test_accepted_as_they_are(uri):
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [(401, "refuses us"), (403, "refuses us"), (404, "no MLflow server"), (503, None), (200, None)],
+    [(401, "refuses us"), (403, "refuses us"), (404, "not an MLflow server"), (503, None), (200, None)],
 )
 def test_asking_a_server(code, expected):
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -123,7 +123,7 @@ def test_something_that_speaks_no_http():
         def handle(self):
             self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
 
-    with answering(Ssh) as address, pytest.raises(ConfigError, match="no MLflow server"):
+    with answering(Ssh) as address, pytest.raises(ConfigError, match="not an MLflow server"):
         why_unreachable(Address(address))
 
 

@@ -1,9 +1,8 @@
-"""The delivery book: facts are added and never rewritten, half a line is no fact, older books are carried over."""
+"""The delivery book: facts are added and never rewritten, half a line is no fact."""
 
-import json
 import threading
 
-from rcray.track.book import Book, Server, books
+from rcray.track.book import Book, Server
 from tests.track.stored_runs import four_cells, make_cell
 
 URI = "http://127.0.0.1:5000"
@@ -84,27 +83,3 @@ def test_writers_at_once_lose_nothing(empty_store):
     book = Book(empty_store, "small")
     assert sorted(cell.run_id for cell in book.cells()) == sorted(cell.run_id for cell in cells)
     assert len(book.server(URI).runs) == 80
-
-
-def test_the_book_of_an_earlier_version_is_carried_over_once(empty_store):
-    cells = four_cells()
-    server = {"experiment": "7", "parent": "p", "runs": {cells[0].run_id: "x", cells[1].run_id: "y"}}
-    content = {
-        "holder": "123-abc",
-        "title": "An old title",
-        "cells": [cell.content() for cell in cells],
-        "uri": URI,
-        "servers": {URI: server},
-    }
-    folder = empty_store.experiment("small")
-    folder.mkdir(parents=True)
-    (folder / "tracking.json").write_text(json.dumps(content, indent=2))
-    (book,) = books(empty_store)
-    assert book.cells() == cells
-    assert (book.title, book.uri) == ("An old title", URI)
-    assert book.server(URI) == Server(**server)
-    assert not (folder / "tracking.json").exists() and book.path.name == "tracking.jsonl"
-    with book.held(0) as mine:
-        assert not mine
-    book.save_run(URI, cells[2].run_id, "z")
-    assert Book(empty_store, "small").server(URI).runs[cells[2].run_id] == "z"

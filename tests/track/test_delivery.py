@@ -10,7 +10,9 @@ import pytest
 from rcray.records.columns import METRICS
 from rcray.records.evaluation import Evaluation, write_evaluation
 from rcray.records.items import Items, write_items
+from rcray.records.progress import TRAINING, report, reporting
 from rcray.store import Store
+from rcray.sync import report_paths
 from rcray.track.book import Book, DeliveryBusyError
 from rcray.track.describe import flatten, params_of
 from rcray.track.tracker import POINTS_PER_CALL
@@ -86,9 +88,9 @@ def test_a_pass_that_is_cut_short_is_continued_and_favours_nobody(store, tracker
     for _ in range(100):
         sent = tracker.calls.count("log_points")
         delivery.deliver(stop=lambda sent=sent: tracker.calls.count("log_points") > sent)
-        found = [k for k in tracker.kept.values() if "rcray.run_id" in k.run.tags]
-        lengths.append(sorted(len(tracker.curve(k.run.id, "z_w")) for k in found))
-        if len(found) == 2 and all(k.run.state == "FINISHED" for k in found):
+        tracked = [k for k in tracker.kept.values() if "rcray.run_id" in k.run.tags]
+        lengths.append(sorted(len(tracker.curve(k.run.id, "z_w")) for k in tracked))
+        if len(tracked) == 2 and all(k.run.state == "FINISHED" for k in tracked):
             break
     assert max(b - a for a, b in (pair for pair in lengths if len(pair) == 2)) < 40
     assert lengths[-1] == [90, 90]
@@ -122,20 +124,20 @@ def test_files_of_a_cell(store, tracker):
     finish(store, cell)
     store.run(cell.run_id).adjusted.write_text("{}")
     delivery_to(tracker, store, [cell], started_here={cell.run_id}).deliver(final=True)
-    found = kept(tracker, cell)
-    assert set(found.files) == {
+    tracked = kept(tracker, cell)
+    assert set(tracked.files) == {
         "config.yaml", "status.json", "adjusted.json", "environment.json", "requirements.txt", "evaluation.json",
         "checkpoints.json", "dynamics.parquet", "figures/dynamics.png", "figures/dynamics.svg",
     }  # fmt: skip
-    assert b"torch==" in found.files["requirements.txt"]
-    manifest = json.loads(found.files["checkpoints.json"])
+    assert b"torch==" in tracked.files["requirements.txt"]
+    manifest = json.loads(tracked.files["checkpoints.json"])
     assert manifest["final"]["model.safetensors"]["bytes"] == 23
-    (store.root / "one.parquet").write_bytes(found.files["dynamics.parquet"])
+    (store.root / "one.parquet").write_bytes(tracked.files["dynamics.parquet"])
     assert pq.read_table(store.root / "one.parquet")["step"].to_pylist() == list(range(1, 21))
-    table = found.tables["benchmarks.json"]
+    table = tracked.tables["benchmarks.json"]
     assert [(row["benchmark"], row["value"]) for row in table] == [("preference", 0.75), ("mmlu", None)]
-    assert found.run.newest["preference/accuracy"] == 0.75
-    assert not any("mmlu" in name for name in found.run.newest), "no score is not a number"
+    assert tracked.run.newest["preference/accuracy"] == 0.75
+    assert not any("mmlu" in name for name in tracked.run.newest), "no score is not a number"
 
 
 def test_items_of_the_newest_measurement_are_sent(store, tracker):
@@ -157,13 +159,13 @@ def test_repeating_sends_nothing(store, tracker):
     for cell in cells:
         finish(store, cell)
     delivery_to(tracker, store, cells).deliver(final=True)
-    points = {run: set(found.points) for run, found in tracker.kept.items()}
+    points = {run: set(tracked.points) for run, tracked in tracker.kept.items()}
     again = delivery_to(tracker, store, cells)
     tracker.calls.clear()
     again.deliver(final=True)
     assert again.sent.nothing
     assert not {"log_points", "log_files", "log_table", "set_tags", "create_run", "log_params"} & set(tracker.calls)
-    assert {run: found.points for run, found in tracker.kept.items()} == points
+    assert {run: tracked.points for run, tracked in tracker.kept.items()} == points
 
 
 def test_later_metrics_replace_earlier_ones(store, tracker):
@@ -174,9 +176,9 @@ def test_later_metrics_replace_earlier_ones(store, tracker):
     evaluate(store, cell, 0.875)
     second = delivery_to(tracker, store, [cell])
     second.deliver(final=True)
-    found = kept(tracker, cell)
-    assert found.run.newest["preference/accuracy"] == 0.875
-    assert found.tables["benchmarks.json"][0]["value"] == 0.875
+    tracked = kept(tracker, cell)
+    assert tracked.run.newest["preference/accuracy"] == 0.875
+    assert tracked.tables["benchmarks.json"][0]["value"] == 0.875
     assert tracker.calls.count("log_files") == before + 1
     assert second.sent.files == 1, "only the file that changed"
 
@@ -200,8 +202,12 @@ def test_a_cell_without_a_result_says_so(store, tracker, status, state):
 
 def test_an_interrupted_run_is_not_running(store, tracker):
     cell = make_cell()
-    train_to(store, cell, 10)  # says `running`, and nobody holds its lock
-    delivery_to(tracker, store, [cell]).deliver(final=True)
+    with reporting(store.run(cell.run_id).path):
+        train_to(store, cell, 10)
+        report(TRAINING, 10, 20)
+        delivery_to(tracker, store, [cell]).deliver()
+        assert kept(tracker, cell).run.state == "RUNNING"
+    delivery_to(tracker, store, [cell]).deliver(final=True)  # it says `running`, and no process reports on it
     run = kept(tracker, cell).run
     assert (run.state, run.tags["rcray.status"]) == ("KILLED", "pending")
     finish(store, cell)
@@ -275,23 +281,23 @@ def test_two_stores_on_one_server_are_two_sweeps(store, tracker, tmp_path):
         finish(place, cell)
         delivery_to(tracker, place, [cell]).deliver(final=True)
     assert len(tracker.kept) == 4
-    assert len({found.run.tags["rcray.store"] for found in tracker.kept.values()}) == 2
+    assert len({tracked.run.tags["rcray.store"] for tracked in tracker.kept.values()}) == 2
 
 
 def test_the_parent_gets_ledger_tables_figures_and_report(store, tracker):
     cell = make_cell()
     finish(store, cell)
     folder = store.experiment("small")
-    for name in ("ledger.json", "report.html", "tables/results.md", "figures/a.png"):
+    there = {"ledger.json", "report.html", "explore.html", "tables/results.md", "figures/a.png"}
+    for name in there:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"content of {name}")
     delivery = delivery_to(tracker, store, [cell])
     delivery.deliver(final=True)
-    paths = [folder / name for name in ("ledger.json", "report.html", "tables", "figures", "absent")]
     for _ in range(2):
-        delivery.finish("FINISHED", paths, "1 ok")
+        delivery.finish("FINISHED", [*report_paths(folder), folder / "absent"], "1 ok")
     (parent,) = [k for k in tracker.kept.values() if k.run.tags["rcray.kind"] == "sweep"]
-    assert set(parent.files) == {"ledger.json", "report.html", "tables/results.md", "figures/a.png"}
+    assert set(parent.files) == there, "the report's link to explore.html leads somewhere"
     assert (parent.run.state, parent.run.tags["rcray.tally"]) == ("FINISHED", "1 ok")
     assert tracker.calls.count("log_files") == 2  # the cell's and the parent's
 

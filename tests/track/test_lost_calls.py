@@ -61,7 +61,7 @@ def test_whatever_call_is_lost_the_result_is_the_same(store, tracker, stored, sa
         finish(store, cell)
     delivery_to(tracker, store, cells, started_here={cell.run_id for cell in cells}).deliver(final=True)
 
-    def content(found):
+    def content(tracked):
         return sorted(
             (
                 found_run.run.name,
@@ -72,7 +72,7 @@ def test_whatever_call_is_lost_the_result_is_the_same(store, tracker, stored, sa
                 sorted(found_run.files),
                 found_run.tables,
             )
-            for found_run in found.kept.values()
+            for found_run in tracked.kept.values()
         )
 
     (store.experiment("small") / "tracking.jsonl").unlink()

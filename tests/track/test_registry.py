@@ -79,8 +79,8 @@ def test_the_best_cell_is_logged_registered_and_loads_again(store):
         loaded = mlflow.transformers.load_model(folder, return_type="components")
         original = load_trained(store.run(cell.run_id).final, store.cache)
         wanted = logits(original.model, original.tokenizer)
-        found = logits(loaded["model"].eval(), loaded["tokenizer"])
-        assert (wanted - found).abs().max() < (1e-4 if cell is adapted else 1e-7), cell.label
+        restored = logits(loaded["model"].eval(), loaded["tokenizer"])
+        assert (wanted - restored).abs().max() < (1e-4 if cell is adapted else 1e-7), cell.label
         with open(f"{folder}/adapter_chain.json") as chain:
             assert json.load(chain)["ours"]["state"] == ("merged" if cell is adapted else "full weights")
 

@@ -147,7 +147,7 @@ def test_nothing_in_mlflow_has_a_secret(secrets, tmp_path):
     from rcray.sync import delivery_to
     from rcray.track.address import Address
     from rcray.track.book import Book
-    from rcray.track.delivery import Plan
+    from rcray.track.delivery import DeliveryPlan
 
     store = Store.open(tmp_path / "store")
     name = f"data {' '.join(SECRETS.values())}"
@@ -163,7 +163,7 @@ def test_nothing_in_mlflow_has_a_secret(secrets, tmp_path):
     (folder / "report.html").write_text(f"<p>{SECRETS['MY_SERVICE_TOKEN']} http://me:topsecret@host</p>")
     uri = store.default_tracking_uri
     Book(store, "small").enter([good, bad], "with http://me:topsecret@host", uri)
-    plan = Plan("small", "with http://me:topsecret@host", [good, bad], started_here=[bad.run_id])
+    plan = DeliveryPlan("small", "with http://me:topsecret@host", [good, bad], started_here=[bad.run_id])
     delivery = delivery_to(Address(uri), store, plan)
     delivery.deliver(final=True)
     delivery.finish("FAILED", [folder / "report.html"], f"1 failed {SECRETS['HF_TOKEN']}")

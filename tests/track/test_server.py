@@ -20,7 +20,7 @@ from rcray.store import Store
 from rcray.sync import delivery_to
 from rcray.track.address import Address
 from rcray.track.book import Book
-from rcray.track.delivery import Plan
+from rcray.track.delivery import DeliveryPlan
 from rcray.track.describe import params_of
 from rcray.track.mlflow import MlflowTracker
 from rcray.track.sessions import OpenSession, Session, live_sessions, this_environment
@@ -67,10 +67,10 @@ def runs_of(uri, name):
 
 
 def files_of(client, run, folder=None):
-    found = []
+    files = []
     for entry in client.list_artifacts(run, folder):
-        found += files_of(client, run, entry.path) if entry.is_dir else [entry.path]
-    return sorted(found)
+        files += files_of(client, run, entry.path) if entry.is_dir else [entry.path]
+    return sorted(files)
 
 
 def assert_every_point_once(client, run, store, cell):
@@ -96,7 +96,7 @@ def test_a_lost_answer_doubles_nothing(server, empty_store, monkeypatch):
     cell = make_cell(steps=60)
     finish(empty_store, cell)
     with LosingProxy(server.url) as proxy:
-        delivery = delivery_to(Address(proxy.url), empty_store, Plan("lossy", "", [cell]))
+        delivery = delivery_to(Address(proxy.url), empty_store, DeliveryPlan("lossy", "", [cell]))
         for _ in range(20):
             try:
                 delivery.deliver(final=True)
@@ -156,10 +156,10 @@ def test_sync_delivers_what_a_dead_server_did_not_get(server, empty_store):
     assert done.returncode == 0, done.stderr
     assert "late: 2 cells, 2 new runs" in done.stdout
     assert "nothing new" in sync().stdout
-    client, parents, found = runs_of(server.url, "late")
+    client, parents, tracked = runs_of(server.url, "late")
     assert len(parents) == 1
     for cell in cells:
-        assert_every_point_once(client, found[cell.run_id], empty_store, cell)
+        assert_every_point_once(client, tracked[cell.run_id], empty_store, cell)
 
 
 def test_two_deliverers_at_once_on_one_fresh_database(tmp_path):
@@ -184,10 +184,10 @@ def test_two_deliverers_at_once_on_one_fresh_database(tmp_path):
         thread.join()
     for name, cells in grids.items():
         assert outcomes[name].complete, outcomes[name]
-        client, parents, found = runs_of(database, name)
-        assert len(parents) == 1 and set(found) == {cell.run_id for cell in cells}
+        client, parents, tracked = runs_of(database, name)
+        assert len(parents) == 1 and set(tracked) == {cell.run_id for cell in cells}
         for cell in cells:
-            assert_every_point_once(client, found[cell.run_id], store, cell)
+            assert_every_point_once(client, tracked[cell.run_id], store, cell)
     assert sqlite3.connect(tmp_path / "shared.db").execute("pragma integrity_check").fetchone() == ("ok",)
 
 
@@ -219,9 +219,9 @@ def test_a_follower_whose_command_is_killed_still_delivers(empty_store):
     while is_alive(pid):
         assert time.monotonic() < deadline, (book.path.parent / "sync.log").read_text()
         time.sleep(0.1)
-    client, _, found = runs_of(uri, "orphan")
-    assert len(client.get_metric_history(found[cell.run_id].info.run_id, "loss")) == 10
-    assert found[cell.run_id].info.status == "KILLED"
+    client, _, tracked = runs_of(uri, "orphan")
+    assert len(client.get_metric_history(tracked[cell.run_id].info.run_id, "loss")) == 10
+    assert tracked[cell.run_id].info.status == "KILLED"
     assert list(book.path.parent.glob(".session-*")) == []
 
 
@@ -260,9 +260,9 @@ def test_two_followers_of_a_running_session_double_nothing(empty_store):
     said, _ = by_hand.communicate(timeout=600)
     assert outcome.complete and by_hand.returncode == 0, (outcome, said)
     assert "delivering twice to sqlite:///" in said and "twice: 1 cells, " in said
-    client, parents, found = runs_of(uri, "twice")
+    client, parents, tracked = runs_of(uri, "twice")
     assert len(parents) == 1 and parents[0].info.status == "FINISHED"
-    assert_every_point_once(client, found[cell.run_id], empty_store, cell)
+    assert_every_point_once(client, tracked[cell.run_id], empty_store, cell)
     assert not (empty_store.experiment("twice") / "sync.log").exists()
 
 

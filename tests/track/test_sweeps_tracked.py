@@ -83,14 +83,16 @@ def test_four_cells_on_a_server_that_is_killed_and_restarted(store, server, tmp_
         later = "rcray sync" in output
         if later:  # it came back too late for the sweep
             assert subprocess.run([*RCRAY, "sync", "--store", str(store.root), "--tracking-uri", uri]).returncode == 0
-        client, parents, found = runs_of(server.url, "four")
-        assert len(parents) == 1 and set(found) == {cell.run_id for cell in cells} and len(found) == 4
+        client, parents, tracked = runs_of(server.url, "four")
+        assert len(parents) == 1 and set(tracked) == {cell.run_id for cell in cells} and len(tracked) == 4
         parent = parents[0]
         assert parent.info.run_name == "four (sweep)" and parent.info.status == "FINISHED"
-        assert {"ledger.json", "report.html", "tables/results.md"} <= set(files_of(client, parent.info.run_id))
+        assert {"ledger.json", "report.html", "explore.html", "tables/results.md"} <= set(
+            files_of(client, parent.info.run_id)
+        )
         assert any(name.startswith("figures/") for name in files_of(client, parent.info.run_id))
         for cell in cells:
-            run = found[cell.run_id]
+            run = tracked[cell.run_id]
             assert run.info.status == "FINISHED" and run.info.run_name == cell.label
             assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
             assert run.data.params == params_of(cell.config)
@@ -127,10 +129,10 @@ def test_two_sweeps_at_once_on_one_fresh_database(store, tmp_path):
         output, _ = process.communicate(timeout=600)
         assert process.returncode == 0, output
         assert "rcray sync" not in output
-        client, parents, found = runs_of(database, name)
+        client, parents, tracked = runs_of(database, name)
         cells = expand(load_experiment(files[name]))
-        assert len(parents) == 1 and set(found) == {cell.run_id for cell in cells}
+        assert len(parents) == 1 and set(tracked) == {cell.run_id for cell in cells}
         for cell in cells:
-            assert_every_point_once(client, found[cell.run_id], store, cell)
-            assert set(files_of(client, found[cell.run_id].info.run_id)) == cell_files(store, cell)
+            assert_every_point_once(client, tracked[cell.run_id], store, cell)
+            assert set(files_of(client, tracked[cell.run_id].info.run_id)) == cell_files(store, cell)
     assert sqlite3.connect(tmp_path / "shared.db").execute("pragma integrity_check").fetchone() == ("ok",)

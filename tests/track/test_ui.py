@@ -24,8 +24,8 @@ def test_a_terminated_ui_takes_its_server_with_it(tmp_path):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=600) as page:
             assert "MLflow" in page.read().decode()
         family = tree(process.pid)
-        found = listeners(process.pid)
-        assert port in {listener.port for listener in found} and all(listener.is_loopback for listener in found)
+        listening = listeners(process.pid)
+        assert port in {listener.port for listener in listening} and all(listener.is_loopback for listener in listening)
         process.terminate()
         assert process.wait(timeout=600) == 0
         _, left = psutil.wait_procs(family, timeout=600)

@@ -97,7 +97,7 @@ def test_the_chain_says_what_it_is_made_of(final, base, sft):
     assert (chain["sft_adapter"]["source"], chain["sft_adapter"]["state"]) == (str(sft[0]), "merged")
     assert chain["ours"]["state"] == "active"
     prints = [chain[link]["fingerprint"] for link in ("base", "sft_adapter", "ours")]
-    assert len(set(prints)) == 3 and all(len(found) == 64 for found in prints)
+    assert len(set(prints)) == 3 and all(len(digest) == 64 for digest in prints)
     assert not list(final[0].glob("model*.safetensors")), "the base is not copied"
 
 
@@ -145,8 +145,8 @@ def test_a_full_model_is_its_own_chain(base, sft, tmp_path):
     save_trained(loaded, tmp_path / "final")
     shutil.rmtree(sft[0])
     shutil.rmtree(base)
-    found = load_trained(tmp_path / "final", tmp_path / "cache")
-    assert torch.equal(likelihoods(found.model), likelihoods(loaded.model))
+    trained = load_trained(tmp_path / "final", tmp_path / "cache")
+    assert torch.equal(likelihoods(trained.model), likelihoods(loaded.model))
     change(tmp_path / "final" / "model.safetensors")
     with pytest.raises(ModelError, match="its own weights"):
         load_trained(tmp_path / "final", tmp_path / "cache")

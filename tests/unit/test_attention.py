@@ -1,13 +1,18 @@
 """Which attention reads packed rows: SDPA under a mask, FlexAttention under a block mask, and a model with a window."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from transformers.integrations import flex_attention, sdpa_attention
 
+from rcray.data.batch import collate
+from rcray.data.encoded import EncodedPair
 from rcray.data.layout import packed, two_rows
 from rcray.errors import ConfigError
-from rcray.models import attention
+from rcray.faults import classify
+from rcray.models import attention, capabilities
 from rcray.models.attention import set_flex_attention, use_attention, use_flex_attention, why_no_flex
 from rcray.models.blocks import blocks_of
 from rcray.models.capabilities import capabilities_of, use_precision
@@ -83,6 +88,36 @@ def test_the_trial_holds_flex_attention_to_masked_sdpa(quick_cache, monkeypatch,
     assert blocks[0].sparsity() > 20, "blocks that are skipped are among those of the trial"
     assert in_its_place(lambda mask: torch.ones_like(dense(mask)).tril()) == DISAGREES
     assert in_its_place(dense, scale=1.5) == DISAGREES
+    assert {mask.shape[-1] % 128 == 0 for mask in blocks} == {True, False}, "rows that end within a block, too"
+    assert in_its_place(lambda mask: dense(mask) if torch.is_grad_enabled() else dense(mask) & False) == DISAGREES
+
+
+def test_a_gpu_that_failed_in_the_trial_is_not_gone_on_with(quick_cache, monkeypatch):
+    """Nothing works any more in such a process: it ends, and says what to set if that happens again."""
+
+    def broken(*args, **options):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(attention, "attend", broken)
+    model, said = build(quick_cache, "full", "tiny-mistral"), "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(ConfigError, match=r"execution\.attention: the GPU failed .* illegal memory") as caught:
+        why_no_flex(model, CPU)
+    assert caught.value.fix == "set execution.attention: sdpa" and classify(caught.value) == "device"
+    said = "CUDA out of memory"
+    assert why_no_flex(model, CPU) == "RuntimeError: CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: unspecified launch failure"]
+)
+def test_a_full_or_failed_gpu_says_nothing_of_packed_rows(quick_cache, monkeypatch, said):
+    def broken(*args, **options):
+        raise torch.OutOfMemoryError(said) if "memory" in said else RuntimeError(said)
+
+    model = build(quick_cache, "full", "tiny-mistral")
+    monkeypatch.setattr(capabilities, "answer_logps", broken)
+    with pytest.raises(RuntimeError, match=said[:20]):
+        assert capabilities_of(model).packs_rows
 
 
 DISAGREES = "its output or gradient is not that of SDPA under a mask"
@@ -112,6 +147,24 @@ def test_which_kernel_is_taken(quick_cache, monkeypatch, caplog, asked, packs, d
     warnings = [record.message for record in caplog.records if "FlexAttention does not work here" in record.message]
     assert len(warnings) == (problem == "no Triton") and all("no Triton" in warning for warning in warnings)
     assert capabilities_of(model).plain_head
+
+
+def test_a_process_compiles_flex_attention_for_every_model_it_comes_to(quick_cache, monkeypatch):
+    """Torch compiles a function for eight kinds of input and then no more: the second model would go without."""
+    monkeypatch.setattr(attention, "why_no_flex", lambda model, device: None)
+    monkeypatch.setattr(flex_attention, "WrappedFlexAttention", lambda training: lambda: compiled)
+    plain = torch.nn.attention.flex_attention
+    monkeypatch.setattr(plain, "_warn_once", lambda **what: pytest.fail(f"not compiled: {what}"))
+    compiled = torch.compile(plain.flex_attention, backend="eager")
+    for heads in (4, 2, 8):
+        use_attention(build(quick_cache, "full", "tiny-mistral"), CARD, "auto", packs=True)
+        for pairs, tokens in ((1, (20, 30, 40)), (1, (30, 50, 60)), (3, (20, 30, 40)), (2, (9, 9, 9))):
+            layout = packed(collate([EncodedPair("a", *((1,) * n for n in tokens))] * pairs, range(pairs)))
+            module = SimpleNamespace(training=True, is_causal=True, num_key_value_groups=1)
+            part = torch.randn(pairs, heads, layout.ids.shape[1], 8 * heads)
+            for gradient in (True, False):
+                with torch.set_grad_enabled(gradient):
+                    attention.attend(module, part, part, part, layout.block_mask(), scaling=1.0)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -144,7 +197,7 @@ def test_plain_rows_take_sdpa_and_packed_rows_flex_attention(quick_cache, monkey
 )
 def test_rows_within_a_models_window_are_packed_and_no_others(quick_cache, monkeypatch, window, shares):
     """A mask of ours would lift the window: a longer pair keeps its two rows, and its gradients."""
-    found, model = {}, build(quick_cache, "lora", "tiny-mistral")
+    rows, model = {}, build(quick_cache, "lora", "tiny-mistral")
     layouts = []
     monkeypatch.setattr(micro, "packed", lambda batch: layouts.append(packed(batch)) or layouts[-1])
     model.config.sliding_window = window
@@ -153,11 +206,11 @@ def test_rows_within_a_models_window_are_packed_and_no_others(quick_cache, monke
         state = state_of(model, "dpo", estimator="adapters", sharing=sharing)
         state.policy.window = capabilities_of(model).window
         optimizer_step(state, [make_batch()], 1)
-        found[sharing] = gradients(model)
+        rows[sharing] = gradients(model)
         model.zero_grad(set_to_none=True)
     assert len(layouts) == (1 if shares else 0)
-    for name, expected in found["off"].items():
-        torch.testing.assert_close(found["on"][name], expected, rtol=1e-6, atol=1e-9)
+    for name, expected in rows["off"].items():
+        torch.testing.assert_close(rows["on"][name], expected, rtol=1e-6, atol=1e-9)
 
 
 def test_a_window_that_is_switched_off_is_none(quick_cache):

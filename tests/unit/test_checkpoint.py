@@ -12,7 +12,7 @@ from torch import nn
 
 from rcray.errors import CheckpointError
 from rcray.train import checkpoint
-from rcray.train.checkpoint import Progress, checkpoints, restore_newest, save_checkpoint, verify
+from rcray.train.checkpoint import Progress, Resumable, checkpoints, restore_newest, save_checkpoint, verify
 
 
 class Setup:
@@ -23,6 +23,7 @@ class Setup:
         self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-2)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+        self.state = Resumable(self.model, self.optimizer, self.scheduler)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -33,17 +34,17 @@ class Setup:
             self.scheduler.step()
 
     def save(self, directory, step, keep=2, **known):
-        return save_checkpoint(directory, self.model, self.optimizer, self.scheduler, Progress(step, **known), keep)
+        return save_checkpoint(directory, self.state, Progress(step, **known), keep)
 
     def restore(self, directory):
-        return restore_newest(directory, self.model, self.optimizer, self.scheduler)
+        return restore_newest(directory, self.state)
 
 
 @pytest.fixture
 def setup():
-    made = Setup(0)
-    made.train(3)
-    return made
+    trained = Setup(0)
+    trained.train(3)
+    return trained
 
 
 def assert_same_state(a: Setup, b: Setup) -> None:
@@ -239,18 +240,19 @@ class Adapted(Setup):
         self.model[2] = nn.Linear(5, width)
         self.optimizer = torch.optim.AdamW(self.model[2].parameters(), 1e-2)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+        self.state = Resumable(self.model, self.optimizer, self.scheduler)
 
 
 def test_only_what_is_trained_is_saved_and_restored(tmp_path):
-    made = Adapted(0)
-    made.train(3)
-    path = made.save(tmp_path, 3)
+    trained = Adapted(0)
+    trained.train(3)
+    path = trained.save(tmp_path, 3)
     assert set(load_file(path / "model.safetensors")) == {"2.weight", "2.bias"}
-    made.train(4)
+    trained.train(4)
     other = Adapted(99)
     assert other.restore(tmp_path).step == 3
     other.train(4)
-    assert_same_state(made, other)
+    assert_same_state(trained, other)
 
 
 def test_adapters_of_another_model_are_refused(tmp_path):

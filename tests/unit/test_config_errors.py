@@ -52,6 +52,10 @@ def refused(settings, overrides=None) -> str:
         ({"calibration": {"ema_beta": math.nan}}, ["calibration.ema_beta", "nan"]),
         ({"data": {"max_prompt_length": 2000}}, ["data", "max_prompt_length 2000", "max_length 1024"]),
         ({"execution": {"gpus_per_worker": 1.5}}, ["execution", "gpus_per_worker 1.5", "whole number"]),
+        (
+            {"execution": {"gpus_per_worker": 0.5, "workers": 2}},
+            ["execution", "gpus_per_worker 0.5", "2 workers that share a card", "give each its own with 1"],
+        ),
         # choices
         ({"fidelity": "papr"}, ["fidelity", "'papr'", "did you mean 'paper'", "official"]),
         ({"likelihood": "men"}, ["likelihood", "'men'", "did you mean 'mean'"]),

@@ -11,8 +11,8 @@ def cells(overrides=(), **fields):
     return expand(Experiment.model_validate({"name": "x", **fields}), parse_overrides(overrides))
 
 
-def names(found):
-    return [(cell.config.objective.name, cell.config.calibration.enabled) for cell in found]
+def names(expanded):
+    return [(cell.config.objective.name, cell.config.calibration.enabled) for cell in expanded]
 
 
 def test_no_grid_is_one_cell():
@@ -23,27 +23,27 @@ def test_no_grid_is_one_cell():
 
 
 def test_a_grid_is_crossed_in_its_order():
-    found = cells(grid={"objective": ["dpo", "cpo"], "calibration.enabled": [False, True]})
-    assert names(found) == [("dpo", False), ("dpo", True), ("cpo", False), ("cpo", True)]
+    expanded = cells(grid={"objective": ["dpo", "cpo"], "calibration.enabled": [False, True]})
+    assert names(expanded) == [("dpo", False), ("dpo", True), ("cpo", False), ("cpo", True)]
 
 
 def test_cells_are_crossed_with_the_grid():
-    found = cells(cells=[{"objective": "dpo"}, {"objective": "ipo", "train.epochs": 2}], grid={"train.seed": [1, 2]})
-    seen = [(c.config.objective.name, c.config.train.epochs, c.config.train.seed) for c in found]
+    expanded = cells(cells=[{"objective": "dpo"}, {"objective": "ipo", "train.epochs": 2}], grid={"train.seed": [1, 2]})
+    seen = [(c.config.objective.name, c.config.train.epochs, c.config.train.seed) for c in expanded]
     assert seen == [("dpo", 1, 1), ("dpo", 1, 2), ("ipo", 2, 1), ("ipo", 2, 2)]
 
 
 def test_a_grid_over_a_field_of_the_default_objective():
-    found = cells(grid={"objective.beta": [0.1, 0.2]})
-    assert [(c.config.objective.name, c.config.objective.beta) for c in found] == [("dpo", 0.1), ("dpo", 0.2)]
+    expanded = cells(grid={"objective.beta": [0.1, 0.2]})
+    assert [(c.config.objective.name, c.config.objective.beta) for c in expanded] == [("dpo", 0.1), ("dpo", 0.2)]
     official = cells(run={"fidelity": "official"}, grid={"train.seed": [1]})
     assert official[0].config.objective.beta == 1.0
 
 
 def test_an_axis_of_fields_before_the_axis_of_their_section():
     """Setting `objective: cpo` after `objective.beta` must not wipe the beta and collapse the axis."""
-    found = cells(grid={"objective.beta": [0.3, 0.4], "objective": ["dpo", "cpo"]})
-    seen = {(c.config.objective.name, c.config.objective.beta) for c in found}
+    expanded = cells(grid={"objective.beta": [0.3, 0.4], "objective": ["dpo", "cpo"]})
+    seen = {(c.config.objective.name, c.config.objective.beta) for c in expanded}
     assert seen == {("dpo", 0.3), ("dpo", 0.4), ("cpo", 0.3), ("cpo", 0.4)}
 
 
@@ -56,15 +56,15 @@ def test_duplicates_collapse():
 
 def test_an_override_collapses_its_axis():
     grid = {"objective": ["dpo", "cpo", "ipo"], "train.seed": [1, 2]}
-    found = cells(["objective=cpo"], grid=grid)
-    assert [(c.config.objective.name, c.config.train.seed) for c in found] == [("cpo", 1), ("cpo", 2)]
-    assert found[0].varied == (("train.seed", 1),)
+    expanded = cells(["objective=cpo"], grid=grid)
+    assert [(c.config.objective.name, c.config.train.seed) for c in expanded] == [("cpo", 1), ("cpo", 2)]
+    assert expanded[0].varied == (("train.seed", 1),)
     assert len(cells(["objective=cpo", "train.seed=9"], grid=grid)) == 1
 
 
 def test_an_override_reaches_every_cell():
-    found = cells(["train.epochs=3"], cells=[{"train.epochs": 2}, {"objective": "cpo"}])
-    assert [c.config.train.epochs for c in found] == [3, 3]
+    expanded = cells(["train.epochs=3"], cells=[{"train.epochs": 2}, {"objective": "cpo"}])
+    assert [c.config.train.epochs for c in expanded] == [3, 3]
 
 
 def test_an_override_that_a_cell_cannot_take_names_the_cell():
@@ -77,8 +77,8 @@ def test_an_override_that_a_cell_cannot_take_names_the_cell():
 @pytest.mark.parametrize("rule", [{"objective": "cpo"}, {"objective.name": "cpo"}, {"objective": {"name": "cpo"}}])
 @pytest.mark.parametrize("axis", ["objective", "objective.name"])
 def test_exclude_reads_short_and_long_forms_alike(axis, rule):
-    found = cells(grid={axis: ["dpo", "cpo"]}, exclude=[rule])
-    assert names(found) == [("dpo", False)]
+    expanded = cells(grid={axis: ["dpo", "cpo"]}, exclude=[rule])
+    assert names(expanded) == [("dpo", False)]
 
 
 @pytest.mark.parametrize("rule", [{"calibration": True}, {"calibration.enabled": True}])
@@ -89,20 +89,20 @@ def test_exclude_reads_switches_in_both_forms(axis, rule):
 
 def test_every_path_of_a_rule_must_match():
     grid = {"objective": ["dpo", "cpo"], "calibration": [False, True]}
-    found = cells(grid=grid, exclude=[{"objective": "cpo", "calibration.enabled": True}])
-    assert names(found) == [("dpo", False), ("dpo", True), ("cpo", False)]
+    expanded = cells(grid=grid, exclude=[{"objective": "cpo", "calibration.enabled": True}])
+    assert names(expanded) == [("dpo", False), ("dpo", True), ("cpo", False)]
 
 
 def test_exclude_sees_the_shared_settings():
-    found = cells(
+    expanded = cells(
         run={"likelihood": "mean"}, grid={"train.seed": [1, 2]}, exclude=[{"likelihood": "mean", "train.seed": 1}]
     )
-    assert [c.config.train.seed for c in found] == [2]
+    assert [c.config.train.seed for c in expanded] == [2]
 
 
 def test_an_excluded_cell_need_not_be_valid():
-    found = cells(grid={"objective": ["dpo", "ipo"], "objective.beta": [0.2]}, exclude=[{"objective": "ipo"}])
-    assert names(found) == [("dpo", False)]
+    expanded = cells(grid={"objective": ["dpo", "ipo"], "objective.beta": [0.2]}, exclude=[{"objective": "ipo"}])
+    assert names(expanded) == [("dpo", False)]
 
 
 def test_exclude_that_removes_everything():

@@ -30,10 +30,10 @@ def planted(tmp_path):
 
 def test_planted_pairs_lie_in_the_worst_decile_by_the_right_column(planted, store):
     folder, kinds = planted
-    found = diagnose([settings(folder, 16)], store, None)
+    diagnosis = diagnose([settings(folder, 16)], store, None)
     assert {kind: len(rows) for kind, rows in kinds.items()} == {"swapped": 8, "copied": 8, "near-identical": 8}
-    assert found_in_worst(found, kinds) == {"swapped": 1.0, "copied": 1.0, "near-identical": 1.0}
-    assert set().union(*kinds.values()) <= set(found.dropped(DROPPED, 0.1))
+    assert found_in_worst(diagnosis, kinds) == {"swapped": 1.0, "copied": 1.0, "near-identical": 1.0}
+    assert set().union(*kinds.values()) <= set(diagnosis.dropped(DROPPED, 0.1))
 
 
 @pytest.mark.parametrize(("likelihood", "form"), [("sum", "gram"), ("mean", "gram"), ("sum", "direct")])
@@ -42,7 +42,7 @@ def test_measures_equal_autograd_and_sums_of_hidden_states(neox, tmp_path, likel
     model = neox.model.double()
     data = prepare_data(small_config().data, neox.tokenizer, tmp_path).train
     index = [3, 0, 5]
-    found = measure_pairs(model, data, index, torch.device("cpu"), likelihood)
+    measures = measure_pairs(model, data, index, torch.device("cpu"), likelihood)
     head = model.get_output_embeddings().weight
     for column, i in enumerate(index):
         batch, scores, states = collate(data.pairs, [i]), [], []
@@ -53,24 +53,24 @@ def test_measures_equal_autograd_and_sums_of_hidden_states(neox, tmp_path, likel
             hidden = model.base_model(input_ids=side.ids).last_hidden_state[0, :-1]
             states.append(hidden[side.response[0, 1:].bool()].detach())
         expected = [(a * b).sum().item() for a, b in ((scores[0], scores[0]), (scores[1], scores[1]), tuple(scores))]
-        measured = [found.score_w[column], found.score_l[column], found.score_wl[column]]
+        measured = [measures.score_w[column], measures.score_l[column], measures.score_wl[column]]
         assert measured == pytest.approx(expected, rel=1e-9)
         w, l = (state.sum(0) for state in states)  # noqa: E741  the paper's letter
-        assert found.ches[column] == pytest.approx((w @ l - w @ w).item(), rel=1e-9)
+        assert measures.ches[column] == pytest.approx((w @ l - w @ w).item(), rel=1e-9)
         w, l = (state.mean(0) for state in states)  # noqa: E741
-        assert found.ches_per_token[column] == pytest.approx((w @ l - w @ w).item(), rel=1e-9)
+        assert measures.ches_per_token[column] == pytest.approx((w @ l - w @ w).item(), rel=1e-9)
 
 
 def test_the_predicted_pathway_is_that_of_a_small_step_at_the_head(neox, tmp_path):
     model = neox.model.double()
     data = prepare_data(small_config().data, neox.tokenizer, tmp_path).train
     index = list(range(6))
-    found = measure_pairs(model, data, index, torch.device("cpu"), "sum")
+    measures = measure_pairs(model, data, index, torch.device("cpu"), "sum")
     for name in ("dpo", "cpo"):
-        words = predicted_pathways(found, objective(name).params, "sum")
+        words = predicted_pathways(measures, objective(name).params, "sum")
         for i, word in zip(index, words, strict=True):
             assert word == _after_a_step(model, data.pairs, i, objective(name))
-    assert predicted_pathways(found, objective("ti-dpo").params, "sum") == NOT_PREDICTED
+    assert predicted_pathways(measures, objective("ti-dpo").params, "sum") == NOT_PREDICTED
 
 
 def _after_a_step(model, pairs, i, loss):
@@ -157,11 +157,11 @@ def test_the_command_writes_page_json_and_filter(planted, store, tmp_path, monke
     given += ["--set", "data.eval_split=test", "--set", "data.eval_pairs=16", "--store", str(store.root)]
     done = CliRunner().invoke(app, [*given, "--write-filter", str(rows), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["facts"]["pairs"] == 240
-    assert found["facts"]["duplicates"] == pytest.approx(8 / 240)
-    assert 0.8 < found["facts"]["ranked_rightly"] < 1
-    assert sum(found["pathways"]["DPO"].values()) == pytest.approx(1)
+    printed = json.loads(done.stdout)
+    assert printed["facts"]["pairs"] == 240
+    assert printed["facts"]["duplicates"] == pytest.approx(8 / 240)
+    assert 0.8 < printed["facts"]["ranked_rightly"] < 1
+    assert sum(printed["pathways"]["DPO"].values()) == pytest.approx(1)
     written = DataConfig(exclude_rows=str(rows)).exclude_rows
     assert kinds["copied"] | kinds["swapped"] | kinds["near-identical"] <= set(written)
     page = store.root / "diagnoses" / "diagnosis" / "diagnosis.html"

@@ -43,15 +43,15 @@ def test_rows_come_back_as_they_went(tmp_path):
     recorder = Recorder(tmp_path)
     recorder.add(row(1, loss=0.1 + 0.2, in_band=True, skipped="first step", tokens=2**40, rho=-math.inf))
     recorder.flush()
-    (found,) = read_dynamics(tmp_path).to_pylist()
-    assert (found["loss"], found["in_band"], found["skipped"], found["tokens"]) == (
+    (kept,) = read_dynamics(tmp_path).to_pylist()
+    assert (kept["loss"], kept["in_band"], kept["skipped"], kept["tokens"]) == (
         0.1 + 0.2,
         True,
         "first step",
         2**40,
     )
-    assert found["rho"] == -math.inf
-    assert math.isnan(found["z_w"])
+    assert kept["rho"] == -math.inf
+    assert math.isnan(kept["z_w"])
 
 
 def test_nothing_is_written_before_a_flush_nor_for_no_rows(tmp_path):
@@ -152,9 +152,9 @@ def test_records_from_before_a_column_are_read_as_not_measured(tmp_path):
     recorder.flush()
     (part,) = tmp_path.glob("part-*.parquet")
     pq.write_table(pq.read_table(part).drop_columns(["rho_full", "padding"]), part)
-    found = read_dynamics(tmp_path)
-    assert found.schema.names == SCHEMA.names
-    assert math.isnan(found["rho_full"][0].as_py()) and found["step"][0].as_py() == 1
+    table = read_dynamics(tmp_path)
+    assert table.schema.names == SCHEMA.names
+    assert math.isnan(table["rho_full"][0].as_py()) and table["step"][0].as_py() == 1
     assert read_dynamics(tmp_path, ["padding"]).num_rows == 1
 
 

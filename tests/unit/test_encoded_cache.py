@@ -36,9 +36,9 @@ def directories(cache):
 
 
 def test_it_holds_what_encoding_in_memory_gives(tokenizer, tmp_path):
-    found = prepare_data(SMALL, tokenizer, tmp_path)
+    prepared = prepare_data(SMALL, tokenizer, tmp_path)
     splits = load_pairs(SMALL)
-    for mapped, texts in ((found.train, splits.train), (found.held_out, splits.held_out)):
+    for mapped, texts in ((prepared.train, splits.train), (prepared.held_out, splits.held_out)):
         whole = encode_pairs(texts, tokenizer, SMALL)
         assert list(mapped.pairs) == list(whole.pairs)
         assert mapped.fingerprint() == whole.fingerprint() == mapped.digest
@@ -165,11 +165,11 @@ def test_limits_count_usable_pairs(tokenizer, tmp_path):
     for split in ("train", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = DataConfig(name=str(folder), eval_split="test", train_pairs=10, eval_pairs=40)
-    found = prepare_data(config, tokenizer, tmp_path)
-    drawn = [int(p.row.rpartition(":")[2]) for p in found.train.pairs]
+    prepared = prepare_data(config, tokenizer, tmp_path)
+    drawn = [int(p.row.rpartition(":")[2]) for p in prepared.train.pairs]
     assert len(set(drawn)) == 10 and all(i % 2 for i in drawn), "as many as asked for, of those that are of use"
-    assert found.train.report.summary().startswith("10 pairs kept; ")
-    assert found.held_out.report.summary().startswith("30 pairs kept of 40 asked for; 30 dropped equal (")
+    assert prepared.train.report.summary().startswith("10 pairs kept; ")
+    assert prepared.held_out.report.summary().startswith("30 pairs kept of 40 asked for; 30 dropped equal (")
 
 
 def test_one_held_out_pair_is_too_few(tokenizer, tmp_path):
@@ -211,10 +211,10 @@ def test_reading_and_encoding_a_large_file_does_not_need_memory(tokenizer, tmp_p
     monkeypatch.setattr("rcray.data.encode.render", bytes_of)
     name = write(tmp_path / "pairs.jsonl", count=20_000)
     tracemalloc.start()
-    found = prepare_data(DataConfig(name=name), tokenizer, tmp_path)
+    prepared = prepare_data(DataConfig(name=name), tokenizer, tmp_path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.train.report.kept + found.held_out.report.kept == 20_000
+    assert prepared.train.report.kept + prepared.held_out.report.kept == 20_000
     assert peak < 1_000_000, peak  # bytes; the file has more
     assert (tmp_path / "pairs.jsonl").stat().st_size > 1_200_000
 

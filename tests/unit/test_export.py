@@ -43,9 +43,9 @@ def test_an_adapter_loads_in_plain_peft(trained, tmp_path):
     from peft import AutoPeftModelForCausalLM
 
     store, lora, _ = trained
-    made = export_run(lora, store, tmp_path / "adapter")
-    assert made.kind == "adapter"
-    model = AutoPeftModelForCausalLM.from_pretrained(made.directory, dtype=torch.float32)
+    exported = export_run(lora, store, tmp_path / "adapter")
+    assert exported.kind == "adapter"
+    model = AutoPeftModelForCausalLM.from_pretrained(exported.directory, dtype=torch.float32)
     torch.testing.assert_close(logits(model), as_trained(store, lora), rtol=0, atol=1e-4)
     with model.disable_adapter():
         assert (logits(model) - as_trained(store, lora)).abs().max() > 1e-3, "the adapter does something"
@@ -57,17 +57,17 @@ def test_whole_weights_load_in_plain_transformers(trained, tmp_path, which):
 
     store, lora, full = trained
     config = lora if which == "merged" else full
-    made = export_run(config, store, tmp_path / which, merge=True)
-    assert made.kind == ("merged" if which == "merged" else "full weights")
-    assert not (made.directory / "adapter_config.json").exists()
-    model = AutoModelForCausalLM.from_pretrained(made.directory, dtype=torch.float32)
+    exported = export_run(config, store, tmp_path / which, merge=True)
+    assert exported.kind == ("merged" if which == "merged" else "full weights")
+    assert not (exported.directory / "adapter_config.json").exists()
+    model = AutoModelForCausalLM.from_pretrained(exported.directory, dtype=torch.float32)
     torch.testing.assert_close(logits(model), as_trained(store, config), rtol=0, atol=1e-4)
 
 
 def test_the_cards_own_lines_run(trained, tmp_path):
     store, lora, _ = trained
-    made = export_run(lora, store, tmp_path / "adapter")
-    card = (made.directory / "README.md").read_text()
+    exported = export_run(lora, store, tmp_path / "adapter")
+    card = (exported.directory / "README.md").read_text()
     for word in ("DPO", "reward calibration | off", "synthetic", run_id(lora), "tiny-neox (lora)", "fingerprint"):
         assert word in card
     scope: dict = {}

@@ -24,7 +24,7 @@ def test_a_step_leaves_no_tensor_to_the_collector(method, sharing, calibrated):
         optimizer_step(state, setting.batches, 2)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        left = [tuple(found.shape) for found in gc.garbage if isinstance(found, Tensor)]
+        left = [tuple(kept.shape) for kept in gc.garbage if isinstance(kept, Tensor)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

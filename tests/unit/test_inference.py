@@ -18,12 +18,12 @@ CPU = torch.device("cpu")
 def uneven(count, seed=0):
     """Pairs whose lengths are as spread as those of real dialogues."""
     draw = random.Random(seed)
-    made = []
+    batches = []
     for n in range(count):
         prompt, chosen, rejected = (max(2, int(draw.lognormvariate(3, 0.9))) for _ in range(3))
         ids = [draw.randrange(5, 200) for _ in range(prompt + chosen + rejected)]
-        made.append(EncodedPair(f"{n}", *map(tuple, (ids[:prompt], ids[prompt:][:chosen], ids[prompt + chosen :]))))
-    return EncodedPairs(tuple(made), EncodeReport(kept=count))
+        batches.append(EncodedPair(f"{n}", *map(tuple, (ids[:prompt], ids[prompt:][:chosen], ids[prompt + chosen :]))))
+    return EncodedPairs(tuple(batches), EncodeReport(kept=count))
 
 
 def test_little_is_computed_beside_the_tokens_themselves(neox, monkeypatch):
@@ -37,7 +37,7 @@ def test_little_is_computed_beside_the_tokens_themselves(neox, monkeypatch):
     allowed = capabilities_of(neox.model)
     assert allowed.packs_rows
     handle = body_of(neox.model).register_forward_pre_hook(count, with_kwargs=True)
-    found = reference.pair_logps(neox.model, data, range(96), CPU)
+    logps = reference.summed_logps(neox.model, data, range(96), CPU)
     handle.remove()
     plain = int((data.lengths @ (2, 1, 1)).sum())
     print(f"{sum(computed):,} tokens computed for {plain:,}")
@@ -46,9 +46,9 @@ def test_little_is_computed_beside_the_tokens_themselves(neox, monkeypatch):
     with torch.no_grad():
         for i in (0, 40, 95):
             batch = collate(data.pairs, [i])
-            assert found.sum_w[i].item() == pytest.approx(side_logps(neox.model, batch.chosen).sums.item(), abs=2e-3)
-            assert found.sum_l[i].item() == pytest.approx(side_logps(neox.model, batch.rejected).sums.item(), abs=2e-3)
-    assert found.n_w.tolist() == data.lengths[:, 1].tolist()
+            assert logps.sum_w[i].item() == pytest.approx(side_logps(neox.model, batch.chosen).sums.item(), abs=2e-3)
+            assert logps.sum_l[i].item() == pytest.approx(side_logps(neox.model, batch.rejected).sums.item(), abs=2e-3)
+    assert logps.n_w.tolist() == data.lengths[:, 1].tolist()
 
 
 def test_batches_stay_within_the_budget():

@@ -23,11 +23,11 @@ def by_hand(model, prompt, answer):
     """One sequence at a time, one token at a time, no padding."""
     ids = torch.tensor([prompt + answer])
     logits = model(input_ids=ids).logits[0]
-    found = []
+    logps = []
     for position in range(len(prompt), len(prompt) + len(answer)):
         row = logits[position - 1]
-        found.append(row[ids[0, position]] - torch.logsumexp(row, 0))
-    return torch.stack(found)
+        logps.append(row[ids[0, position]] - torch.logsumexp(row, 0))
+    return torch.stack(logps)
 
 
 @pytest.fixture
@@ -39,21 +39,21 @@ def test_equals_a_loop_by_hand(model):
     batch = collate(PAIRS, range(3))
     with torch.no_grad():
         for side, answers in ((batch.chosen, [p.chosen for p in PAIRS]), (batch.rejected, [p.rejected for p in PAIRS])):
-            found = side_logps(model, side)
+            logps = side_logps(model, side)
             for row, (pair, answer) in enumerate(zip(PAIRS, answers, strict=True)):
                 expected = by_hand(model, pair.prompt, answer)
-                picked = found.logp[row][found.mask[row].bool()]
+                picked = logps.logp[row][logps.mask[row].bool()]
                 torch.testing.assert_close(picked, expected, rtol=0, atol=1e-9)
-                assert found.sums[row].item() == pytest.approx(expected.sum().item(), abs=1e-9)
-                assert found.lengths[row].item() == len(answer)
+                assert logps.sums[row].item() == pytest.approx(expected.sum().item(), abs=1e-9)
+                assert logps.lengths[row].item() == len(answer)
 
 
 def test_zero_outside_the_answer(model):
     with torch.no_grad():
-        found = side_logps(model, collate(PAIRS, range(3)).chosen)
-    outside = found.logp[~found.mask.bool()]
+        logps = side_logps(model, collate(PAIRS, range(3)).chosen)
+    outside = logps.logp[~logps.mask.bool()]
     assert outside.numel() > 0 and (outside == 0).all()
-    assert (found.logp[found.mask.bool()] < 0).all()
+    assert (logps.logp[logps.mask.bool()] < 0).all()
 
 
 def test_padding_does_not_change_a_row(model):
@@ -119,9 +119,9 @@ def test_a_bad_logit_on_an_answer_position_shows():
 def test_softmax_is_float32_for_a_half_precision_model():
     """Uniform over 65,536 tokens: log p is -11.09; bfloat16 would round it to -11.0625."""
     side = Side(torch.tensor([[1, 2]]), torch.ones(1, 2, dtype=torch.long), torch.tensor([[0, 1]]))
-    found = side_logps(Fixed(torch.zeros(1, 2, 65536, dtype=torch.bfloat16)), side)
-    assert found.logp.dtype == torch.float32
-    assert found.sums.item() == pytest.approx(-11.090355, abs=1e-5)
+    logps = side_logps(Fixed(torch.zeros(1, 2, 65536, dtype=torch.bfloat16)), side)
+    assert logps.logp.dtype == torch.float32
+    assert logps.sums.item() == pytest.approx(-11.090355, abs=1e-5)
 
 
 def test_the_gradient_reaches_the_weights_from_answers_only(model):
@@ -167,9 +167,9 @@ def headed(side, **how):
 
 
 def with_gradients(model, side):
-    found = side_logps(model, side)
-    (found.sums * torch.tensor([1.0, -2.0, 0.5])[: len(found.sums)]).sum().backward()
-    return found.logp, model.hidden.grad, model.head.weight.grad, model.head.bias.grad
+    logps = side_logps(model, side)
+    (logps.sums * torch.tensor([1.0, -2.0, 0.5])[: len(logps.sums)]).sum().backward()
+    return logps.logp, model.hidden.grad, model.head.weight.grad, model.head.bias.grad
 
 
 def assert_close(left, right):
@@ -180,10 +180,10 @@ def assert_close(left, right):
 def test_both_paths_agree_in_values_and_gradients(side):
     fast, plain = headed(side), headed(side)
     capabilities_of(plain).plain_head = False
-    found = with_gradients(fast, side)
+    logps = with_gradients(fast, side)
     assert capabilities_of(fast).plain_head is True
-    assert_close(found, with_gradients(plain, side))
-    assert found[1].abs().sum() > 0
+    assert_close(logps, with_gradients(plain, side))
+    assert logps[1].abs().sum() > 0
 
 
 def test_a_model_that_scales_its_logits_takes_the_plain_path(side):
@@ -234,5 +234,5 @@ def test_sequential_kl_by_hand():
     policy = SideLogps(torch.zeros(1, 3), mask, torch.stack([q.log(), q.log(), p.log()])[None])
     expected = 0.5 * torch.tensor(0.5 / 0.2).log() + 0.25 * torch.tensor(0.25 / 0.2).log()
     expected += 0.25 * torch.tensor(0.25 / 0.6).log()
-    found = sequential_kl(reference, policy)
-    assert found[0].tolist() == pytest.approx([0.0, expected.item(), 0.0], abs=1e-6)
+    logps = sequential_kl(reference, policy)
+    assert logps[0].tolist() == pytest.approx([0.0, expected.item(), 0.0], abs=1e-6)

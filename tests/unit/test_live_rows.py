@@ -41,9 +41,9 @@ def test_a_run_leaves_none_behind_however_it_ends(store):
 
     run = store.run(run_id(config))
 
-    def watch(made):
+    def watch(rows):
         seen.append([each["step"] for each in read_live(run.path)])
-        kill_at(5)(made)
+        kill_at(5)(rows)
 
     with pytest.raises(Killed):
         launch(config, store, on_step=watch)

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rcray.data.schedule import FIRST_LOOKS, LookSchedule, Schedule
+from rcray.config.calibration import FIRST_LOOKS, LATE_LOOKS
+from rcray.data.schedule import LookSchedule, Schedule
 
 schedules = st.builds(
     lambda steps, batch, rest, epochs, seed: Schedule(steps * batch + rest % batch, batch, batch, epochs, seed),
@@ -27,18 +28,44 @@ def test_a_look_sees_pairs_that_come_later(schedule, every, pairs):
         assert (rows is not None) == (position < dense or position % every == 0)
         if rows is None:
             continue
-        assert len(rows) == len(set(rows)) == min(pairs, used - size)
+        assert len(rows) == len(set(rows)) == min(pairs, schedule.pairs - size)
         own = {row for part in schedule.micro_batches(step) for row in part}
         assert not own & set(rows)
         start = epoch * schedule.steps_per_epoch
         trained_on = {row for before in range(start, step) for part in schedule.micro_batches(before) for row in part}
-        fresh = used - (position + 1) * size
+        left_out = schedule.pairs - used
+        fresh = used - (position + 1) * size + left_out
         assert len(trained_on & set(rows)) == max(0, len(rows) - fresh)
         ends = start + schedule.steps_per_epoch
         following = next((s for s in range(step + 1, ends) if looks.rows(s) is not None), ends)
         meanwhile = {row for s in range(step, following) for part in schedule.micro_batches(s) for row in part}
         later = used - (following - start) * size
-        assert len(meanwhile & set(rows)) == max(0, min(len(rows), fresh) - later)
+        assert len(meanwhile & set(rows)) == max(0, min(len(rows), fresh) - later - left_out)
+
+
+def test_late_looks_are_further_apart():
+    looks = LookSchedule(Schedule(1000 * 4, 4, 4, 1, seed=0), every=10, pairs=4)
+    taken = [step for step in range(1000) if looks.rows(step) is not None]
+    assert taken == [*range(FIRST_LOOKS), *range(FIRST_LOOKS, LATE_LOOKS, 10), *range(LATE_LOOKS, 1000, 20)]
+
+
+def test_a_batch_is_never_judged_by_itself():
+    """Beside a single step there are the pairs that it leaves out, or none."""
+    alone = LookSchedule(Schedule(8, 8, 8, 3, seed=0), every=1, pairs=8)
+    assert [alone.rows(step) for step in range(3)] == [None] * 3
+    schedule = Schedule(13, 8, 8, 3, seed=0)
+    for step in range(3):
+        rows = LookSchedule(schedule, every=1, pairs=8).rows(step)
+        assert set(rows) == set(range(13)) - set(_rows(schedule, step, step + 1))
+
+
+@given(schedule=schedules, pairs=st.integers(1, 16), workers=st.integers(1, 7))
+def test_every_worker_has_as_many_pairs_of_a_look(schedule, pairs, workers):
+    looks = LookSchedule(schedule, 1, pairs, workers)
+    counts = {len(looks.rows(step) or ()) for step in range(schedule.total_steps)}
+    (count,) = counts
+    assert count % workers == 0 and count < pairs + workers
+    assert count >= min(pairs, (schedule.pairs - schedule.batch_size) // workers * workers)
 
 
 def test_later_looks_see_other_pairs():
@@ -53,18 +80,18 @@ def test_a_look_sees_prompts_that_come_later(schedule, every, pairs, kinds):
     numbers = np.random.default_rng(kinds).integers(0, kinds, (schedule.pairs, 2))
     schedule = replace(schedule, prompts=numbers)
     looks, size = LookSchedule(schedule, every, pairs), schedule.batch_size
-    used = schedule.steps_per_epoch * size
     for step in range(schedule.total_steps):
         rows = looks.rows(step)
         if rows is None:
             continue
-        assert len(rows) == len(set(rows)) == min(pairs, used - size)
+        assert len(rows) == len(set(rows)) == min(pairs, schedule.pairs - size)
         start = step - step % schedule.steps_per_epoch
         ends = start + schedule.steps_per_epoch
         following = next((s for s in range(step + 1, ends) if looks.rows(s) is not None), ends)
         trained = _rows(schedule, start, following)
         prompts = set(numbers[trained].flatten())
-        unseen = [row for row in _rows(schedule, following, ends) if not prompts & set(numbers[row])]
+        others = set(range(schedule.pairs)) - set(_rows(schedule, start, following))
+        unseen = [row for row in others if not prompts & set(numbers[row])]
         assert sum(row in unseen for row in rows) == min(len(rows), len(unseen))
 
 

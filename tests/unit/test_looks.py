@@ -1,5 +1,6 @@
 """Looks at fresh pairs: what they predict is the mean of their scores at both ends, along the way that was gone."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from benchmarks.steps import Setting, Size
 from rcray.calibration import Calibrator
-from rcray.calibration.update import UpdateCalibrator, seen_by
+from rcray.calibration.update import Move, UpdateCalibrator, products
 from rcray.data.batch import collate
 from rcray.train.launch import launch
 from rcray.train.look import Fresh, Looks
@@ -37,7 +38,7 @@ def test_the_prediction_is_seen_by_both_ends_along_the_way(watched):
     for (_, before, looks), (look, after, _) in pairwise(watched):
         way = after["weights"] - before["weights"]
         ends = [(before[f"score_{side}"] + after[f"score_{side}"]) / 2 for side in "wl"]
-        expected = seen_by(*ends, way, looks.coordinates.total)
+        expected = Move(*products(*ends, way, looks.coordinates.total).tolist())
         assert (look.predicted.w, look.predicted.l) == pytest.approx((expected.w, expected.l))
         assert float(way.abs().max()) > 0
 
@@ -45,7 +46,7 @@ def test_the_prediction_is_seen_by_both_ends_along_the_way(watched):
 def test_the_memory_of_an_optimizer_is_seen_by_the_last_look(watched):
     *_, (look, _, looks) = watched
     preview = looks.preview()
-    expected = seen_by(look.score_w, look.score_l, preview.kept(), looks.coordinates.total)
+    expected = Move(*products(look.score_w, look.score_l, preview.kept(), looks.coordinates.total).tolist())
     assert looks.memory(preview) == expected
     looks.last = {}
     assert looks.memory(preview) is None
@@ -60,9 +61,9 @@ JUDGED += ("true_band_lower", "true_band_upper")
 def setting(request):
     """Eight pairs in micro-batches of two, packed; in float64."""
     small = Size(vocabulary=97, hidden=32, layers=2, heads=2)
-    made = Setting.of(request.param, small, pairs=8, prompt=6, answer=4, sharing="on", micro=2)
-    made.base.double()
-    return made
+    setting = Setting.of(request.param, small, pairs=8, prompt=6, answer=4, sharing="on", micro=2)
+    setting.base.double()
+    return setting
 
 
 def looking(setting, kind, batches, look_pairs, monkeypatch):
@@ -109,3 +110,16 @@ def test_what_a_look_walks_apart_is_the_gradient_of_the_step(setting, monkeypatc
         for one, other in zip(rows, expected, strict=True):
             for name in ("loss", "grad_norm", "rho", "log_r"):
                 assert one[name] == pytest.approx(other[name], rel=1e-6), (look_pairs, name)
+
+
+def test_fresh_pairs_whose_likelihoods_are_no_numbers_leave_calibration_as_it_is(setting):
+    """Their drift is recorded and not taken in; what the look taught of the branches is."""
+    state = setting.state(calibrated=False)
+    state.calibrator = UpdateCalibrator()
+    state.looks = Looks(state.policy, state.update.optimizer, state.update.clip_norm)
+    broken = Fresh([collate(setting.encoded, [6, 7])], 2, torch.full((2, 2), torch.nan).double())
+    row = row_of(optimizer_step(state, setting.batches, 1, broken))
+    assert math.isnan(row["fresh_drift_w"])
+    assert state.drift.weight > 0 and math.isfinite(state.drift.mean.w + state.drift.mean.l)  # the batch's own
+    assert state.calibrator.looks == 1
+    assert state.calibrator.norm == row["grad_norm"], "of the whole step: the next look's pairs are clipped by it"

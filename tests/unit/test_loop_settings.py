@@ -213,3 +213,12 @@ def test_a_collapse_is_named_and_what_led_to_it_is_kept(store):
     assert status.status == "degenerate" and "training pair" in status.error
     failed_at = int(status.error.split("step ")[1].split(":")[0])
     assert len(records(store, config)) == failed_at - 1
+
+
+def test_a_status_counts_the_looks_on_pathway_iii_also_across_a_resumption(store):
+    config = small_config(calibration={"look_every": 2})
+    with pytest.raises(Killed):
+        launch(config, store, on_step=kill_at(5))
+    status = launch(config, store)
+    words = [word for word in records(store, config)["pathway_predicted"] if word]
+    assert words and status.looks_iii == words.count("iii") / len(words)

@@ -56,11 +56,11 @@ def tied(quick_cache):
 
 
 def values_and_gradients(model, side):
-    found = side_logps(model, side)
+    logps = side_logps(model, side)
     model.zero_grad()
-    (found.sums * torch.tensor([1.0, -2.0])).sum().backward()
+    (logps.sums * torch.tensor([1.0, -2.0])).sum().backward()
     trained = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
-    return found.logp.detach(), trained
+    return logps.logp.detach(), trained
 
 
 def gaps(model, side):

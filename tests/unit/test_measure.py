@@ -7,10 +7,16 @@ import pytest
 from typer.testing import CliRunner
 
 from rcray.cli import app
-from rcray.config import RunConfig
+from rcray.config import Experiment, RunConfig, run_id
 from rcray.data.survey import survey
-from rcray.sweep.measure import measure, measurement_key
-from rcray.sweep.planning import make_plan
+from rcray.errors import ConfigError
+from rcray.models import device
+from rcray.sweep import measure as measuring
+from rcray.sweep import planning
+from rcray.sweep.grid import Cell
+from rcray.sweep.measure import Measured, measure, measurement_key
+from rcray.sweep.memory import Peak
+from rcray.sweep.planning import make_plan, plan_table, summary
 from rcray.train.launch import launch
 from tests.small_runs import small_config
 
@@ -56,8 +62,8 @@ def test_what_costs_the_same_is_measured_once(config):
 
 
 def test_the_plan_counts_local_rows_and_says_how_many_are_held_out(config, pairs, tmp_path):
-    found = survey(config.data, config.model)
-    assert (found.rows, found.train, found.held_out) == (80, 72, 8)
+    surveyed = survey(config.data, config.model)
+    assert (surveyed.rows, surveyed.train, surveyed.held_out) == (80, 72, 8)
     file = tmp_path / "mine.yaml"
     run = {"data": {"name": str(pairs), "eval_pairs": 16}, "train": {"batch_size": 8, "micro_batch_size": 4}}
     file.write_text(json.dumps({"name": "mine", "run": run}))
@@ -69,14 +75,53 @@ def test_the_plan_counts_local_rows_and_says_how_many_are_held_out(config, pairs
     assert not (tmp_path / "none").exists(), "nothing is written"
 
 
+def gpu_plan(store, *runs):
+    """Of cells on a GPU."""
+    configs = [RunConfig.model_validate({"execution": {"gpus_per_worker": 1}, **run}) for run in runs]
+    cells = [Cell(run_id(config), config, ()) for config in configs]
+    return make_plan([(store.root, Experiment(name="x"), cells)], store.root, None)
+
+
+KNOWN, RULED = {"model": "pythia-410m", "data": "ultrafeedback"}, {"model": "tiny-neox"}
+
+
+def test_memory_by_rule_is_marked(store):
+    plan = gpu_plan(store, KNOWN, RULED)
+    assert [row["memory_by_rule"] for row in plan.rows()] == [False, True]
+    (column,) = (column for column in plan_table(plan, 120).columns if column.header == "GB")
+    assert [cell.startswith("~") for cell in column.cells] == [False, True]
+    assert "~ memory of 1 cells is by rule" in summary(plan)
+
+
+@pytest.mark.parametrize("card", [True, False])
+def test_a_step_that_cannot_be_made_keeps_its_estimate(store, monkeypatch, card):
+    """Memory is that of the longest pairs, by a pretended step; on a card its time is the card's."""
+
+    def pretended(config):
+        if config.objective.name == "ipo":
+            raise ConfigError("no such step", fix="none")
+        return Peak(1e9, 0.0)
+
+    seen = Measured(0.1, 0.1, 0.1, 1.0, 64, 0, 16, 0, peak_bytes=7.0)
+    monkeypatch.setattr(device, "why_no_gpu", lambda: None if card else ("none", "none"))
+    monkeypatch.setattr(measuring, "measure_apart", lambda config, store: seen)
+    monkeypatch.setattr(planning, "pretended_peak", pretended)
+    before = gpu_plan(store, RULED, {**RULED, "objective": "ipo"})
+    costs, said = [planned.cost for planned in before.cells.values()], []
+    after = planning.measured_plan(before, store, said.append).cells.values()
+    one, other = (planned.cost for planned in after)
+    assert one.train_bytes > 1e9 and other.train_bytes == costs[1].train_bytes
+    assert [planned.by_rule for planned in after] == [False, True]
+    assert "no such step; its estimate stays" in said
+    assert [cost.hours == old.hours for cost, old in zip((one, other), costs, strict=True)] == [not card] * 2
+
+
 def test_a_killed_run_is_not_planned_as_running(store, config):
     from dataclasses import replace
 
     from rcray.aggregate.collect import collect
-    from rcray.config import Experiment, run_id
     from rcray.records.progress import TRAINING, read_progress, report, reporting
     from rcray.records.states import State
-    from rcray.sweep.grid import Cell
     from rcray.sweep.ledger import LiveLedger
 
     run = store.run(run_id(config))

@@ -10,14 +10,15 @@ from rcray.faults import classify
 from rcray.records.states import State
 from rcray.records.status import RunStatus
 from rcray.store import Store
+from rcray.sweep.storage import _pulled
 from rcray.train.mirror import Mirror
 from tests.buckets import objects, s3_bucket
 
 
 @pytest.fixture(scope="module")
 def bucket():
-    with s3_bucket() as made:
-        yield made
+    with s3_bucket() as bucket:
+        yield bucket
 
 
 @pytest.fixture
@@ -48,6 +49,37 @@ def test_what_one_pushes_the_other_fetches(bucket, disks):
     here.push()
     assert there.pull() and there.run.evaluation.exists(), "measured after the last status"
     assert objects(bucket[1]) == {f"some/where/runs/{run.run_id}/{name}" for name in ("status.json", "evaluation.json")}
+
+
+def test_a_better_model_of_the_same_size_replaces_the_one_before(disks):
+    """A model has the same size at every step."""
+    here, there = disks
+    run = here.run
+    run.best.mkdir(parents=True)
+    for step, content in ((3, b"first"), (6, b"later")):
+        (run.best / "model.safetensors").write_bytes(content)
+        run.write_status(RunStatus(run.run_id, status=State.RUNNING, step=step, updated=float(step)))
+        here.push()
+        assert there.pull()
+        assert (there.run.best / "model.safetensors").read_bytes() == content
+    sent = []
+    here._send = lambda path, target: sent.append(path.name)
+    here.push()
+    assert sent == ["status.json"], "what is as it was is not copied again"
+
+
+def test_who_looks_on_fetches_no_checkpoints(disks):
+    """The sweep's process, every ten seconds; they come when the run goes on there."""
+    here, there = disks
+    checkpoint = here.run.checkpoints / "step-00000003" / "model.safetensors"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"weights")
+    here.run.write_status(RunStatus(here.run.run_id, status=State.RUNNING, step=3, updated=3.0))
+    here.push()
+    _pulled(there)
+    assert there.run.read_status().step == 3 and not there.run.checkpoints.exists()
+    assert there.pull()
+    assert (there.run.checkpoints / "step-00000003" / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_what_is_behind_is_not_fetched(disks):

@@ -22,10 +22,10 @@ def key(**settings):
 
 def test_a_source_fills_in_what_it_knows():
     assert (data().train_pairs, data().split) == (1600, None)
-    found = data(name="ultrafeedback")
-    assert (found.split, found.eval_split, found.train_pairs) == ("train_prefs", "test_prefs", None)
-    found = data(name="hh")
-    assert (found.subset, found.split, found.eval_split) == ("merged", "train", "test")
+    filled = data(name="ultrafeedback")
+    assert (filled.split, filled.eval_split, filled.train_pairs) == ("train_prefs", "test_prefs", None)
+    filled = data(name="hh")
+    assert (filled.subset, filled.split, filled.eval_split) == ("merged", "train", "test")
     assert data(name="owner/pairs").split == data(name="./pairs").split == "train"
     assert data(name="pairs.jsonl").split is None
     assert build_run({"data": "hh"}, {"data.train_pairs": 64}, "t").data.train_pairs == 64

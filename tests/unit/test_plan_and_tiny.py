@@ -22,11 +22,11 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def loaded(*names):
-    made = []
+    planned = []
     for name in names:
         experiment = load_experiment(EXPERIMENTS / f"{name}.yaml")
-        made.append((EXPERIMENTS / f"{name}.yaml", experiment, expand(experiment)))
-    return made
+        planned.append((EXPERIMENTS / f"{name}.yaml", experiment, expand(experiment)))
+    return planned
 
 
 def test_shared_cells_are_counted_once(tmp_path):

@@ -39,8 +39,8 @@ def test_as_published(name):
     assert config.execution.gradient_checkpointing is (method == "qlora"), "a 7B model trains on 24 GB by it"
     if method == "qlora":
         assert (model.lora.r, model.lora.alpha, model.lora.dropout, set(model.lora.targets)) == (r, alpha, 0, targets)
-        found = model.quantization
-        assert (found.kind, found.double_quant, found.compute_dtype) == ("nf4", False, "bfloat16")
+        quantization = model.quantization
+        assert (quantization.kind, quantization.double_quant, quantization.compute_dtype) == ("nf4", False, "bfloat16")
     assert (model.chat_template is not None) is name.startswith("pythia"), "only its tokenizer has no template"
 
 

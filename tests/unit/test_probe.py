@@ -16,17 +16,17 @@ from tests.small_runs import records, small_config
 def test_answers_that_belong_to_nothing(neox, tmp_path):
     tokenizer = neox.tokenizer
     pairs = prepare_data(small_config().data, tokenizer, tmp_path).held_out.pairs[:4]
-    found = misplaced_answers(pairs, tokenizer, 1024)
-    assert [pair.prompt for pair in found] == [pair.prompt for pair in pairs]
-    assert [pair.chosen for pair in found] == [pair.chosen for pair in (*pairs[1:], pairs[0])]
-    for misplaced, pair in zip(found, pairs, strict=True):
+    answers = misplaced_answers(pairs, tokenizer, 1024)
+    assert [pair.prompt for pair in answers] == [pair.prompt for pair in pairs]
+    assert [pair.chosen for pair in answers] == [pair.chosen for pair in (*pairs[1:], pairs[0])]
+    for misplaced, pair in zip(answers, pairs, strict=True):
         own, other = (
             tokenizer.decode(list(ids), skip_special_tokens=True) for ids in (pair.chosen, misplaced.rejected)
         )
         assert sorted(other.split()) == sorted(own.split())
         assert misplaced.rejected != pair.chosen
         assert misplaced.rejected[-1] == pair.chosen[-1]  # the end of the turn stays the end
-    assert misplaced_answers(pairs, tokenizer, 1024) == found
+    assert misplaced_answers(pairs, tokenizer, 1024) == answers
 
 
 def test_one_prompt_throughout_has_no_other_answer(neox):

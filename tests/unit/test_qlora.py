@@ -150,12 +150,12 @@ def test_gradients_are_those_of_the_unpacked_weights_also_after_an_evaluation(qu
                 targets[parameter_name].copy_(dequantize_4bit(parameter.data, parameter.quant_state))
     before = likelihoods(packed)
     packed.train()
-    found, expected = gradients(packed), gradients(plain)
+    ours, expected = gradients(packed), gradients(plain)
     assert (before - likelihoods(plain)).abs().max() < 1e-4
-    assert found.keys() == expected.keys()
+    assert ours.keys() == expected.keys()
     for parameter_name, gradient in expected.items():
         assert gradient.abs().sum() > 0
-        torch.testing.assert_close(found[parameter_name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
+        torch.testing.assert_close(ours[parameter_name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
 
 
 def test_double_quantisation_is_asked_for(quick_cache):

@@ -108,10 +108,10 @@ def test_the_hub_path_reads_the_same(request, tmp_path, monkeypatch, name, split
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     hub = hub_rows(short, name, split, None, **place)
     config = DataConfig(name=short)
-    found, expected = good(read_pairs(hub, config)), good(read_pairs(local, config))
-    assert [(p.prompt, p.chosen, p.rejected) for p in found] == [(p.prompt, p.chosen, p.rejected) for p in expected]
-    assert len(found) == hub.count() == count
-    assert found[1].row == "/".join([name, *place.values(), f"{split}:2"])
+    ours, expected = good(read_pairs(hub, config)), good(read_pairs(local, config))
+    assert [(p.prompt, p.chosen, p.rejected) for p in ours] == [(p.prompt, p.chosen, p.rejected) for p in expected]
+    assert len(ours) == hub.count() == count
+    assert ours[1].row == "/".join([name, *place.values(), f"{split}:2"])
     assert hub.fingerprint() == hub_rows(short, name, split, None, **place).fingerprint()
 
 
@@ -169,10 +169,10 @@ EXPECTED = [((Turn("user", f"q{i}"),), f"yes {i}", f"no {i}") for i in range(6)]
 def test_every_kind_of_file(tmp_path, suffix):
     path = tmp_path / f"pairs{suffix}"
     WRITERS[suffix](path, ROWS)
-    found = read(path)
-    assert triples(found) == EXPECTED
+    pairs = read(path)
+    assert triples(pairs) == EXPECTED
     first = 2 if suffix == ".csv" else 1  # a CSV has its header in line 1
-    assert [item.row for item in found[:2]] == [f"{path}:{first}", f"{path}:{first + 1}"]
+    assert [item.row for item in pairs[:2]] == [f"{path}:{first}", f"{path}:{first + 1}"]
     rows = local_rows(path, None)
     assert rows.count() == 6
     before = rows.fingerprint()
@@ -183,9 +183,9 @@ def test_every_kind_of_file(tmp_path, suffix):
 def test_columns_may_have_other_names(tmp_path):
     path = tmp_path / "pairs.csv"
     write_csv(path, [{"": i, "question": "q", "good": "yes", "bad": "no, never\nnever"} for i in range(3)])
-    found = read(path, columns={"prompt": "question", "chosen": "good", "rejected": "bad"})
-    assert triples(found) == [((Turn("user", "q"),), "yes", "no, never\nnever")] * 3
-    assert [item.row for item in found] == [f"{path}:{line}" for line in (2, 4, 6)], "where the row begins"
+    pairs = read(path, columns={"prompt": "question", "chosen": "good", "rejected": "bad"})
+    assert triples(pairs) == [((Turn("user", "q"),), "yes", "no, never\nnever")] * 3
+    assert [item.row for item in pairs] == [f"{path}:{line}" for line in (2, 4, 6)], "where the row begins"
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,7 @@ class Counted:
 
     rows: int = 0
 
-    def watch(self, body):
-        return body.register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def _count(self, _module, args, kwargs):
+    def __call__(self, _module, args, kwargs):
         self.rows += len(args[0] if args else kwargs["input_ids"])
 
 
@@ -43,7 +40,7 @@ def counted(neox):
     allowed = capabilities_of(neox.model)
     assert allowed.plain_head and allowed.packs_rows  # tried once, by forwards of their own
     count = Counted()
-    handle = count.watch(body_of(neox.model))
+    handle = body_of(neox.model).register_forward_pre_hook(count, with_kwargs=True)
     yield count
     handle.remove()
 
@@ -67,15 +64,15 @@ def same(a, b):
 
 
 def test_values_are_the_models(neox, data, tmp_path):
-    found = reference_logps(neox, data, tmp_path, CPU)
+    logps = reference_logps(neox, data, tmp_path, CPU)
     with torch.no_grad():
         for i in (0, 7, 19):
             batch = collate(data.pairs, [i])
             chosen, rejected = side_logps(neox.model, batch.chosen), side_logps(neox.model, batch.rejected)
-            assert found.sum_w[i].item() == pytest.approx(chosen.sums.item(), abs=1e-4)
-            assert found.sum_l[i].item() == pytest.approx(rejected.sums.item(), abs=1e-4)
-    assert found.n_w.tolist() == [len(pair.chosen) for pair in data.pairs]
-    assert found.n_l.tolist() == [len(pair.rejected) for pair in data.pairs]
+            assert logps.sum_w[i].item() == pytest.approx(chosen.sums.item(), abs=1e-4)
+            assert logps.sum_l[i].item() == pytest.approx(rejected.sums.item(), abs=1e-4)
+    assert logps.n_w.tolist() == [len(pair.chosen) for pair in data.pairs]
+    assert logps.n_l.tolist() == [len(pair.rejected) for pair in data.pairs]
 
 
 def test_the_second_call_reads_the_file_and_runs_only_the_sample(neox, data, tmp_path, counted):
@@ -90,10 +87,10 @@ def test_the_second_call_reads_the_file_and_runs_only_the_sample(neox, data, tmp
 
 def test_it_leaves_the_model_as_it_was(neox, data, tmp_path):
     neox.model.train()
-    found = reference_logps(neox, data, tmp_path, CPU)
+    logps = reference_logps(neox, data, tmp_path, CPU)
     assert neox.model.training
     assert all(parameter.grad is None for parameter in neox.model.parameters())
-    assert not found.sum_w.requires_grad
+    assert not logps.sum_w.requires_grad
 
 
 def truncate(path):
@@ -183,6 +180,21 @@ def test_what_disagrees_is_said_and_kept(neox, data, tmp_path, caplog):
     assert all(file.name in caplog.text for file in aside)
 
 
+def test_another_process_may_put_it_aside_first(neox, data, tmp_path, monkeypatch):
+    expected = reference_logps(neox, data, tmp_path, CPU)
+    (path,) = files(tmp_path)
+    shift(path)
+    compare = reference._disagreement
+
+    def compared(*args):
+        found = compare(*args)
+        path.unlink()
+        return found
+
+    monkeypatch.setattr(reference, "_disagreement", compared)
+    assert torch.equal(reference_logps(neox, data, tmp_path, CPU).sum_w, expected.sum_w)
+
+
 def test_a_failed_build_publishes_nothing(neox, data, tmp_path, monkeypatch):
     def fail(*_args, **_kwargs):
         raise RuntimeError("no memory")
@@ -222,11 +234,11 @@ def test_two_at_once_build_one_file(neox, data, tmp_path, monkeypatch):
         return whole(loaded, encoded, index, device, **said)
 
     monkeypatch.setattr(reference, "_forward", noted)
-    found, gate = [], threading.Barrier(2)
+    logps, gate = [], threading.Barrier(2)
 
     def work():
         gate.wait()
-        found.append(reference_logps(neox, data, tmp_path, CPU))
+        logps.append(reference_logps(neox, data, tmp_path, CPU))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
@@ -234,7 +246,7 @@ def test_two_at_once_build_one_file(neox, data, tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(builds) == 1
-    assert len(found) == 2 and same(*found)
+    assert len(logps) == 2 and same(*logps)
     assert len(files(tmp_path)) == 1
     assert [p.name for p in (tmp_path / "reference").iterdir() if p.name.startswith(".")] == [], "no temporary left"
 
@@ -299,11 +311,11 @@ def test_processes_divide_the_shards_and_a_killed_ones_work_stays(neox, data, tm
         return forward(loaded, encoded, index, device, **said)
 
     monkeypatch.setattr(reference, "_forward", counts)
-    found = []
+    waits = []
 
     def work():
         gate.wait()
-        found.append(reference_logps(neox, data, tmp_path / "shared", CPU))
+        waits.append(reference_logps(neox, data, tmp_path / "shared", CPU))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
@@ -312,8 +324,8 @@ def test_processes_divide_the_shards_and_a_killed_ones_work_stays(neox, data, tm
         thread.join()
     done = sorted(row for shard in rows + again for row in shard)
     assert done == list(range(20)), "every pair once, the finished ones not again"
-    assert len(found) == 2
-    assert same(found[0], expected) and same(found[1], expected)
+    assert len(waits) == 2
+    assert same(waits[0], expected) and same(waits[1], expected)
     assert not list((tmp_path / "shared" / "reference").glob("*.shards"))
 
 
@@ -330,8 +342,8 @@ def test_long_pairs_come_in_smaller_shards_and_progress_moves_inside_them(neox, 
     said = []
     monkeypatch.setattr(reference, "report", lambda phase, done, total: said.append((phase, done, total)))
     monkeypatch.setitem(inference.TOKENS, "cpu", 2 * int(sizes.max()))
-    found = reference_logps(neox, data, tmp_path / "parts", CPU)
-    torch.testing.assert_close(found.sum_w, whole.sum_w, rtol=0, atol=1e-4)
+    logps = reference_logps(neox, data, tmp_path / "parts", CPU)
+    torch.testing.assert_close(logps.sum_w, whole.sum_w, rtol=0, atol=1e-4)
     done = [at for _, at, _ in said]
     assert done == sorted(done) and done[0] == 0 and done[-1] == 20 and len(set(done)) > 6
     assert {(phase, total) for phase, _, total in said} == {("reference", 20)}

@@ -8,7 +8,7 @@ import pytest
 
 from rcray import cli
 from rcray.errors import EXIT_USAGE, ConfigError, RcrayError
-from rcray.sweep.submit import UPLOAD_LIMIT, Submission, check_size, connect, file_in_job, parse_env, submit
+from rcray.sweep.submit import UPLOAD_LIMIT, Submission, check_size, file_in_job, job_client, parse_env, submit
 
 
 def test_the_environment_of_a_job():
@@ -79,7 +79,7 @@ SUBMISSION = Submission("x", ["sweep", "x.yaml"], Path())
 
 def test_a_new_job_has_an_id_of_its_own(monkeypatch):
     cluster = _Jobs(2, 10)
-    monkeypatch.setattr("rcray.sweep.submit.connect", lambda address: cluster)
+    monkeypatch.setattr("rcray.sweep.submit.job_client", lambda address: cluster)
     monkeypatch.setattr("rcray.sweep.submit.check_size", lambda folder: None)
     assert submit(SUBMISSION, "http://127.0.0.1:9", follow_log=False, write=lambda text: None) == 0
     assert cluster.submitted == f"{SUBMISSION.prefix}-11"
@@ -101,7 +101,7 @@ def test_the_same_command_has_the_same_name(tmp_path):
 
 def test_no_cluster_there():
     with pytest.raises(RcrayError, match=r"no Ray cluster answers at http://127\.0\.0\.1:9"):
-        connect("http://127.0.0.1:9")
+        job_client("http://127.0.0.1:9")
 
 
 def test_a_job_needs_a_store_that_outlives_it(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,8 @@
 
 import errno
 import gc
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -9,10 +11,11 @@ import torch
 from rcray.config import RunConfig
 from rcray.errors import ConfigError, RunLockedError, StorageUnavailableError
 from rcray.faults import classify
+from rcray.records.given_up import GivenUp, read_given_up, with_given_up
 from rcray.records.states import State
 from rcray.sweep import storage
 from rcray.sweep.grid import Cell
-from rcray.sweep.losses import NODES, PROCESSES, Losses
+from rcray.sweep.losses import NODES, PROCESSES, Losses, given_up, write_given_up
 from rcray.sweep.trial import _carry_out, adjustment, smaller_micro_batch, with_micro_batch
 from rcray.train.failure import is_blameless, record_failure
 from tests.small_runs import small_config
@@ -44,6 +47,7 @@ MEMORY = [
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN Frontend error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
     "cuFFT error: CUFFT_ALLOC_FAILED",
     "Triton Error [CUDA]: out of memory",
@@ -158,6 +162,26 @@ def test_a_cell_that_takes_its_nodes_down_is_given_up():
     assert losses.verdict({"there"}) == f"its node was lost {NODES} times"
 
 
+def test_what_a_last_process_is_told_reaches_it_typed():
+    order = given_up("its node was lost 20 times", ActorDiedError("killed:\n low on memory"))
+    settings = json.loads(json.dumps(with_given_up({"cell": {"run_id": "abc"}}, order)))
+    assert read_given_up(settings) == order == GivenUp(State.OOM, order.lost, "killed: low on memory")
+    assert Cell.key_of(settings["cell"]) == "abc" and read_given_up({"cell": {}}) is None
+    with pytest.raises(ValueError, match="state: "):
+        read_given_up({"given_up": {**asdict(order), "state": "gone"}})
+
+
+def test_a_given_up_cell_says_what_it_met_last_and_keeps_an_outcome(store):
+    run = store.run("abc")
+    order = given_up("its process was lost 3 times", None)
+    run.write_status(replace(run.read_status(), error="CUDA error"))
+    assert write_given_up(run, order)
+    record = run.read_status()
+    assert (record.run_id, record.status, record.error) == ("abc", "failed", f"{order.lost}: CUDA error")
+    run.write_status(replace(record, status=State.OOM, error="its own"))
+    assert not write_given_up(run, order) and run.read_status().error == "its own"
+
+
 @pytest.mark.parametrize(
     ("batch", "micro", "workers", "expected"),
     [(32, 8, 0, 4), (32, 1, 0, None), (12, 6, 0, 3), (9, 9, 0, 3), (32, 8, 4, 4), (32, 4, 4, None), (32, 2, 0, 1)],
@@ -166,11 +190,25 @@ def test_half_the_micro_batch(batch, micro, workers, expected):
     config = RunConfig.model_validate(
         {"train": {"batch_size": batch, "micro_batch_size": micro}, "execution": {"workers": workers}}
     )
-    found = smaller_micro_batch(config)
-    assert found == expected
-    if found:
-        smaller = RunConfig.model_validate(with_micro_batch(config, found).model_dump())
+    smaller_size = smaller_micro_batch(config)
+    assert smaller_size == expected
+    if smaller_size:
+        smaller = RunConfig.model_validate(with_micro_batch(config, smaller_size).model_dump())
         assert smaller.train.batch_size == batch, "the same pairs per update"
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(8192, 4096), (2049, 1024), (2000, None)])
+def test_half_the_budget_of_tokens(tokens, expected):
+    """Where tokens are counted, the number of pairs decides nothing."""
+    config = RunConfig.model_validate({"train": {"micro_batch_tokens": tokens}, "data": {"max_length": 1024}})
+    assert smaller_micro_batch(config) == expected
+    if expected:
+        smaller = RunConfig.model_validate(with_micro_batch(config, expected).model_dump())
+        assert smaller.train.micro_batch_tokens == expected
+        assert smaller.train.micro_batch_size == config.train.micro_batch_size
+        told = adjustment(config, expected)
+        assert (told.field, told.asked, told.used) == ("train.micro_batch_tokens", tokens, expected)
+        assert told.note.startswith(f"micro-batch {tokens} -> {expected} tokens")
 
 
 @pytest.mark.parametrize(("granularity", "smaller_windows"), [("microbatch", True), ("step", False)])

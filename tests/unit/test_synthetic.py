@@ -69,8 +69,8 @@ def test_the_lexicon_is_one_to_one():
 def test_a_corrupted_word_is_another_word():
     rng = random.Random(0)
     word = next(iter(LEXICON.values()))
-    made = {corrupted(word, rng) for _ in range(2000)}
-    assert made == set(LEXICON.values()) - {word}
+    words = {corrupted(word, rng) for _ in range(2000)}
+    assert words == set(LEXICON.values()) - {word}
 
 
 def test_load_pairs_names_rows_and_keeps_splits_apart():

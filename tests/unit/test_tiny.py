@@ -17,6 +17,7 @@ from rcray.errors import EXIT_USAGE, ModelError
 from rcray.models import tiny
 from rcray.models.likelihood import side_logps
 from rcray.models.load import load_model, turn_off_dropout, weights_fingerprint
+from rcray.models.sources import save_whole
 from tests.small_runs import encode_pairs
 
 CLASSES = {"tiny-neox": "GPTNeoXForCausalLM", "tiny-mistral": "MistralForCausalLM", "tiny-qwen2": "Qwen2ForCausalLM"}
@@ -36,6 +37,13 @@ def test_any_worker_of_a_group_may_build_it(tmp_path, monkeypatch):
     assert (built / "model.safetensors").is_file() and (built / "config.json").is_file()
 
 
+def test_saving_plants_nothing_on_the_model(quick_cache, tmp_path):
+    model = load_model(ModelConfig(name=str(quick_cache / "tiny-neox")), quick_cache, seed=1).model
+    before = set(vars(model))
+    save_whole(model, tmp_path / "saved")
+    assert set(vars(model)) == before and (tmp_path / "saved" / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_architecture_loads_as_any_model_and_scores_pairs(quick_cache, name):
     from transformers import AutoModelForCausalLM
@@ -49,8 +57,8 @@ def test_every_architecture_loads_as_any_model_and_scores_pairs(quick_cache, nam
     assert data.report.rows("realigned") == []
     batch = collate(data.pairs, range(4))
     with torch.no_grad():
-        found = side_logps(loaded.model, batch.chosen)
-    assert found.sums.isfinite().all() and (found.sums < 0).all()
+        logps = side_logps(loaded.model, batch.chosen)
+    assert logps.sums.isfinite().all() and (logps.sums < 0).all()
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -99,9 +107,9 @@ def test_warm_up_taught_the_language(neox):
 
 def test_built_once_and_read_by_others(model_cache):
     first = tiny.tiny_model_dir("tiny-neox", model_cache)
-    made = (first / "model.safetensors").stat().st_mtime_ns
+    written = (first / "model.safetensors").stat().st_mtime_ns
     assert tiny.tiny_model_dir("tiny-neox", model_cache) == first
-    assert (first / "model.safetensors").stat().st_mtime_ns == made
+    assert (first / "model.safetensors").stat().st_mtime_ns == written
     assert first.stat().st_mode & 0o777 == 0o755
     assert list(first.parent.glob(".building-*")) == []
 

@@ -218,15 +218,15 @@ def test_each_side_is_cut_by_itself():
 def test_objectives_say_rightly_whether_they_separate(name):
     """A sum of one term per side has no mixed derivative; weights multiply loss and incentives of their own side."""
     bound, batch = objective(name), random_pairs(3)
-    found = bound.formula.loss(batch.pairs, bound.params)
-    assert isinstance(found, tuple) == bound.params.traits.separates
+    loss = bound.formula.loss(batch.pairs, bound.params)
+    assert isinstance(loss, tuple) == bound.params.traits.separates
     if not bound.params.traits.separates:
         return
     from dataclasses import replace
 
     weights = torch.tensor([[0.5, 1.0, 0.0], [2.0, 0.25, 1.0]], dtype=torch.float64)
     weighted = replace(batch.pairs, weights=weights)
-    torch.testing.assert_close(bound.loss(weighted), weights[0] * found[0] + weights[1] * found[1])
+    torch.testing.assert_close(bound.loss(weighted), weights[0] * loss[0] + weights[1] * loss[1])
     for double in (True, False):
         plain, seen = (incentives(bound, pairs, double=double) for pairs in (batch.pairs, weighted))
         for side, weight in zip("wl", weights, strict=True):
@@ -283,8 +283,8 @@ def test_a_plan_measures_a_step(file, store):
     from rcray.sweep.measure import measure
 
     data = {"name": str(file.usual()), "format": "unpaired", "train_pairs": 16, "eval_pairs": 4}
-    found = measure(small_config(data=data, objective={"name": "dil-bce"}), store)
-    assert found.pairs == 16 and found.pair_seconds > 0
+    measured = measure(small_config(data=data, objective={"name": "dil-bce"}), store)
+    assert measured.pairs == 16 and measured.pair_seconds > 0
 
 
 def test_show_pairs_prints_both_prompts(file, store):

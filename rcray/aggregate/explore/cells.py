@@ -25,8 +25,7 @@ from rcray.aggregate.summary import IN_TRUE_BAND, REALISED
 from rcray.config import flatten
 
 _BENCHMARKS = 8  # columns of the table at most
-_PAIRS = 45_000  # of settings whose differences a page holds: those of 300
-_BOOTSTRAPS = 1000  # differences of benchmarks in a page: each resamples documents, and takes milliseconds
+_DIFFERENCES = 320_000  # that a page holds: 5 MB, at 0.3 ms each; 15 columns of 200 settings, or 7 of 300
 #: What the title of an objective or a calibration says already.
 _SAID = ("objective.name", "calibration.enabled", "calibration.kind", "model.name", "semantics")
 
@@ -42,6 +41,7 @@ class Number:
     digits: int = 2
     sign: bool = False
     help: str = ""
+    likelihood: bool = False  # a sum of log-probabilities, or a mean: each setting has it in its own unit
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,15 @@ def _variant(setting: Setting, comparison: Comparison) -> str:
 def numbers_of(results: Sequence[CellResult], unit: str) -> list[Number]:
     """What there is to compare, in the order of the columns."""
     there = {metric: row for result in results for metric, row in result.metrics.items()}
-    digits = 2 if unit == "nats" else 3
+
+    def likelihood(key: str, title: str, said: str) -> Number:
+        return Number(key, title, unit, digits=2 if unit == "nats" else 3, sign=True, help=said, likelihood=True)
+
     always = (
         Number(ACCURACY, "Accuracy", "%", True, 1, help="held-out pairs whose margin grew against the start model"),
-        Number(DRIFT_W, "Δz_w", unit, digits=digits, sign=True, help="held-out drift of the chosen answers"),
-        Number(DRIFT_L, "Δz_l", unit, digits=digits, sign=True, help="held-out drift of the rejected answers"),
-        Number(MARGIN, "Margin", unit, digits=digits, sign=True, help="Δz_w - Δz_l, held-out pairs"),
+        likelihood(DRIFT_W, "Δz_w", "held-out drift of the chosen answers"),
+        likelihood(DRIFT_L, "Δz_l", "held-out drift of the rejected answers"),
+        likelihood(MARGIN, "Margin", "Δz_w - Δz_l, held-out pairs"),
         Number(ROOT_KL, "√KL", "√nats", digits=3, help="root of the KL to the start model per token, probe set"),
         Number(IN_TRUE_BAND, "In true band", "%", True, 1, help="steps inside the band of the update that is made"),
         Number(REALISED["iii"], "On iii", "%", True, 1, help="probe intervals: winner preserved, loser suppressed"),
@@ -95,6 +98,21 @@ def numbers_of(results: Sequence[CellResult], unit: str) -> list[Number]:
         if is_benchmark(key)
     ]
     return [*(number for number in always if number.key in there), *benchmarks[:_BENCHMARKS]]
+
+
+def notes_of(results: Sequence[CellResult]) -> list[str]:
+    """What a reader of the table would else not know: what is left out of it, and what must not be compared."""
+    notes = []
+    there = {metric for result in results for metric in result.metrics if is_benchmark(metric)}
+    if len(there) > _BENCHMARKS:
+        left = len(there) - _BENCHMARKS
+        notes.append(f"{left} of {len(there)} benchmarks have no column here; the report has all of them.")
+    if len({result.cell.config.likelihood for result in results}) > 1:
+        notes.append(
+            "Some cells have sums of log-probabilities (likelihood: sum, in nats), others means (likelihood: mean, in "
+            "nats/token): no difference of Δz_w, Δz_l or margin is taken between the two."
+        )
+    return notes
 
 
 def fields_of(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
@@ -142,6 +160,7 @@ def table_of(results: Sequence[CellResult], unit: str) -> dict[str, Any]:
     several = has_seeds(row.setting for row in rows)
     return {
         "numbers": [asdict(number) for number in numbers],
+        "notes": notes_of(results),
         "fields": fields,
         "several": several,
         "groups": [
@@ -200,17 +219,21 @@ def _difference(base: Setting, setting: Setting, metric: str) -> tuple[float, ..
 def all_differences(results: Sequence[CellResult], numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of every two settings, second minus first, packed: pair after pair, metric after metric, three numbers each.
 
-    Where there are too many settings to resample their documents, benchmarks have none; of more than a page holds, none
-    has any (`rcray watch` computes those from the baseline that is pinned).
+    Where they are more than a page holds, benchmarks have none; where they still are, no metric has any, and `note`
+    says so (`rcray watch` computes those from the baseline that is pinned).
     """
     settings = [row.setting for row in rows_of(results)]
-    metrics = [number["key"] for number in numbers]
+    metrics, note = [number["key"] for number in numbers], ""
     pairs = len(settings) * (len(settings) - 1) // 2
-    resampled = [metric for metric in metrics if is_benchmark(metric)]
-    if pairs * len(resampled) > _BOOTSTRAPS:
-        metrics = [metric for metric in metrics if metric not in resampled]
-    if pairs > _PAIRS:
-        metrics, settings = [], []
-    differences = [differences_from(base, settings[i + 1 :], metrics) for i, base in enumerate(settings)]
-    flat = [value for of_base in differences for of_pair in of_base for triple in of_pair for value in triple]
-    return {"metrics": metrics, "values": pack(np.array(flat, float))}
+    if pairs * len(metrics) > _DIFFERENCES:
+        metrics = [metric for metric in metrics if not is_benchmark(metric)]
+        note = f"Differences of benchmarks between {len(settings)} settings are more than a file holds"
+    if pairs * len(metrics) > _DIFFERENCES:
+        note, metrics, pairs = f"Differences between {len(settings)} settings are more than a file holds", [], 0
+    # Metric by metric: each reads the items of every run again and again, and those of one metric stay in memory.
+    columns = [
+        [_difference(base, other, metric) for i, base in enumerate(settings) for other in settings[i + 1 :]]
+        for metric in metrics
+    ]
+    values = np.array(columns, float).reshape(len(metrics), pairs, 3).swapaxes(0, 1)
+    return {"metrics": metrics, "values": pack(values), "note": f"{note}; rcray watch has them." if note else ""}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rcray.aggregate.explore.page import Subject
-from rcray.aggregate.explore.watch import Watch, stopped_in
+from rcray.aggregate.explore.watch import Watch, Watched
 from rcray.aggregate.exported import cell_of
 from rcray.aggregate.report import names_of, origins_of
 from rcray.config import Experiment
@@ -16,6 +16,7 @@ from rcray.sweep.grid import Cell
 
 log = logging.getLogger(__name__)
 
+_NO_FILE = "No experiment file was given: `rcray watch FILE` offers the command that runs its cells."
 #: A file's sweep command, its experiment, and the cells of that.
 Asked = tuple[Sequence[str], Experiment, Sequence[Cell]]
 
@@ -23,23 +24,23 @@ Asked = tuple[Sequence[str], Experiment, Sequence[Cell]]
 def watch_experiments(store: Store, asked: Sequence[Asked]) -> Watch:
     """The cells of experiment files, whether they were started or not."""
     experiments = [experiment for _, experiment, _ in asked]
-    origins = origins_of((command, cells) for command, _, cells in asked)
+    origins = origins_of(asked)
     cells = list({cell.run_id: cell for _, _, cells in asked for cell in cells}.values())
-    subject = Subject(*names_of(experiments), origins)
-    return Watch(store, lambda: (subject, cells), stopped_in(store, [each.name for each in experiments]))
+    watched = Watched(Subject(*names_of(experiments), origins), cells, [each.name for each in experiments])
+    return Watch(store, lambda: watched)
 
 
 def watch_store(store: Store) -> Watch:
     """Every experiment that was swept into a store; their cells as far as they were started."""
-    names = [path.parent.name for path in _ledgers(store)]
-    if not names:
+    if not _ledgers(store):
         raise StoreError(f"{store.root}: nothing was swept here yet", fix="give an experiment file, or another --store")
     known: dict[str, Cell] = {}
 
-    def watched() -> tuple[Subject, Sequence[Cell]]:
+    def watched() -> Watched:
         ledgers = {path.parent.name: read_ledger(path.parent) for path in _ledgers(store)}
         cells = {}
-        for entry in (entry for ledger in ledgers.values() for entry in ledger.cells):
+        entries = {entry.run_id: entry for ledger in ledgers.values() for entry in ledger.cells}  # some are shared
+        for entry in entries.values():
             try:
                 if entry.run_id not in known and store.run(entry.run_id).config.is_file():
                     known[entry.run_id] = cell_of(store, entry)
@@ -47,11 +48,13 @@ def watch_store(store: Store) -> Watch:
                 log.warning("run %s is left out: %s", entry.run_id, error)
             if entry.run_id in known:
                 cells[entry.run_id] = known[entry.run_id]
-        waiting = sum(len(ledger.cells) for ledger in ledgers.values()) - len(cells)
+        waiting = len(entries) - len(cells)
         missing = f"{waiting} cells were not started yet; give their experiment file to list them." if waiting else ""
-        return Subject(", ".join(ledgers), f"Cells of {', '.join(ledgers)}", missing), list(cells.values())
+        names = ", ".join(ledgers)
+        subject = Subject(names, f"Cells of {names}", missing, no_command=_NO_FILE)
+        return Watched(subject, list(cells.values()), list(ledgers))
 
-    return Watch(store, watched, stopped_in(store, names))
+    return Watch(store, watched)
 
 
 def _ledgers(store: Store) -> list[Path]:

@@ -15,6 +15,9 @@ from rcray.records.displaced import DisplacedPair, read_displaced
 from rcray.records.items import Items, read_items
 from rcray.records.samples import read_samples
 
+_MANY_RUNS = 60  # past which each has fewer pairs, so that a page stays at a few megabytes
+_FEWER_PAIRS = 4
+
 
 class Details:
     """Details of runs, gathered one by one."""
@@ -60,8 +63,8 @@ class Details:
 
 
 def details_of(results: Sequence[CellResult]) -> dict[str, Any]:
-    """Of every run of a page; with very many runs fewer pairs of each are spelled out."""
-    details = Details()
+    """Of every run of a page; with very many runs fewer pairs of each are spelled out, and `most` says how many."""
+    details, most = Details(), None if len(results) <= _MANY_RUNS else _FEWER_PAIRS
     for result in results:
-        details.add(result, pairs=None if len(results) <= 60 else 4)
-    return details.content()
+        details.add(result, pairs=most)
+    return {**details.content(), "most": most}

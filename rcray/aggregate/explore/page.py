@@ -41,6 +41,7 @@ class Origin:
 
     command: tuple[str, ...]  # up to the choice of cells
     runs: tuple[str, ...]
+    searches: bool = False  # it chooses its cells by itself, and takes no --only
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Subject:
     title: str
     description: str = ""
     origins: tuple[Origin, ...] = ()
+    no_command: str = "Nobody wrote down which command these cells came from."  # where there are no origins
 
 
 def head_of(subject: Subject, results: Sequence[CellResult]) -> dict[str, Any]:
@@ -64,9 +66,14 @@ def head_of(subject: Subject, results: Sequence[CellResult]) -> dict[str, Any]:
         "pathways": PATHWAYS,
         "choices": [asdict(choice) for choice in offered(unit)],
         "commands": [
-            {"text": shlex.join(redact(part) for part in origin.command), "runs": list(origin.runs)}
+            {
+                "text": shlex.join(redact(part) for part in origin.command),
+                "runs": list(origin.runs),
+                "searches": origin.searches,
+            }
             for origin in subject.origins
         ],
+        "no_command": "" if subject.origins else subject.no_command,
         **table_of(results, unit),
     }
 
@@ -87,6 +94,7 @@ def run_of(result: CellResult, *, doing: Progress | None = None, points: int = P
     return {
         "seed": result.seed,
         "label": result.cell.label,
+        "unit": likelihood_unit([result.cell.config]),
         "state": str(state),
         "interrupted": state is State.PENDING and result.run.status.is_file(),
         "doing": doing.text if doing else "",

@@ -17,6 +17,7 @@ from rcray.secrets import redact
 
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
+_TEXT = "text/plain; charset=utf-8"
 
 
 class PageServer(ThreadingHTTPServer):
@@ -45,17 +46,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "").partition(":")[0] not in _NAMES:
-            return self._answer(HTTPStatus.FORBIDDEN, b"ask by 127.0.0.1\n", "text/plain")
+            return self._answer(HTTPStatus.FORBIDDEN, b"ask by 127.0.0.1\n", _TEXT)
         asked = urlsplit(self.path)
-        if asked.path == "/":
-            title = self.server.watch.state()["head"]["title"]
-            return self._answer(HTTPStatus.OK, to_page(title, None).encode(), "text/html; charset=utf-8")
         try:
+            if asked.path == "/":
+                title = self.server.watch.state()["head"]["title"]
+                return self._answer(HTTPStatus.OK, to_page(title, None).encode(), "text/html; charset=utf-8")
             content = self._content(asked.path, parse_qs(asked.query))
         except RcrayError as error:  # a file that cannot be read now; asked again in a moment
-            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{redact(error.message)}\n".encode(), "text/plain")
+            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{redact(error.message)}\n".encode(), _TEXT)
         if content is None:
-            return self._answer(HTTPStatus.NOT_FOUND, b"nothing here\n", "text/plain")
+            return self._answer(HTTPStatus.NOT_FOUND, b"nothing here\n", _TEXT)
         body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         return self._answer(HTTPStatus.OK, body, "application/json")
 

@@ -1,9 +1,10 @@
 """A store as it is now, read again only where it changed: what the server of the page answers from."""
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,33 @@ from rcray.aggregate.explore.curves import curves_of, step_records
 from rcray.aggregate.explore.details import Details
 from rcray.aggregate.explore.page import Subject, head_of, run_of
 from rcray.errors import StoreError
-from rcray.records.ledger import read_stopped
+from rcray.records.ledger import STOPPED, peek_stopped
 from rcray.records.live import FILE as LIVE
 from rcray.records.progress import read_progress
 from rcray.records.states import ENDED, State
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 
+log = logging.getLogger(__name__)
+
 SECONDS = 1.0  # between two looks at the store, however many pages ask
 _FULL = 1_000_000  # points of a curve: as many as it has
 
-#: What is watched and its cells; asked again and again, as a search adds cells.
-Watched = Callable[[], tuple[Subject, Sequence[Cell]]]
+
+@dataclass(frozen=True)
+class Watched:
+    """What is watched at one moment: a search adds cells, a store experiments."""
+
+    subject: Subject
+    cells: Sequence[Cell]
+    experiments: Sequence[str]  # whose searches may have stopped some of them
 
 
 class Watch:
     """What is known of every cell, with a version for each change."""
 
-    def __init__(self, store: Store, watched: Watched, stopped: Callable[[], dict[str, str]] = dict):
-        self._store, self._watched, self._stopped = store, watched, stopped
+    def __init__(self, store: Store, watched: Callable[[], Watched]):
+        self._store, self._watched, self._stopped = store, watched, Stopped(store)
         self._lock = threading.Lock()
         self._looked = 0.0
         self._subject: Subject | None = None
@@ -40,14 +49,18 @@ class Watch:
         self._results: dict[str, CellResult] = {}
         self._runs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._head: dict[str, Any] = {}
-        self._version = 0
+        self._head_version = 0  # the version that the head is of
+        self._head_is_old = True
+        # From the clock on: a page that knew an earlier server has seen less than any version of this one.
+        self._version = self._first = time.time_ns() // 1_000_000
 
     def state(self, after: int = 0) -> dict[str, Any]:
-        """The head, and the runs that changed since a version; an old version gets all of them."""
+        """The head, and the runs that changed since a version; one that is not of this server gets all of them."""
         with self._lock:
             self._look()
-            runs = {run_id: run for run_id, (version, run) in self._runs.items() if version > after}
-            return {"version": self._version, "head": self._head, "runs": runs}
+            known = after if after <= self._version else 0
+            runs = {run_id: run for run_id, (version, run) in self._runs.items() if version > known}
+            return {"version": self._version, "head_version": self._head_version, "head": self._head, "runs": runs}
 
     def details(self, run_id: str) -> dict[str, Any] | None:
         """Pairs, tokens and samples of one run; None for one that is not watched."""
@@ -81,25 +94,22 @@ class Watch:
 
     def _look(self) -> None:
         """Reads what changed; at most once in a while."""
-        if self._version and time.monotonic() - self._looked < SECONDS:
+        if self._version > self._first and time.monotonic() - self._looked < SECONDS:
             return
-        subject, cells = self._watched()
-        stopped = self._stopped()
+        watched = self._watched()
+        subject, cells = watched.subject, watched.cells
+        stopped = self._stopped.of(watched.experiments)
         gone = self._runs.keys() - {cell.run_id for cell in cells}
         for run_id in gone:
             for known in (self._runs, self._results, self._marks, self._kept):
                 known.pop(run_id, None)
-        before = [self._standing(cell.run_id) for cell in cells]
+        self._head_is_old |= bool(gone) or subject != self._subject
         changed = [cell.run_id for cell in cells if self._look_at(cell, stopped)]
-        if gone or subject != self._subject or before != [self._standing(cell.run_id) for cell in cells]:
-            self._subject = subject  # what tables say: a step more of a running cell does not change it
+        if self._head_is_old:
             self._head = head_of(subject, [self._shown(cell.run_id) for cell in cells])
-        elif not changed:
-            self._looked = time.monotonic()
-            return
-        self._version += 1
-        for run_id in changed:
-            self._runs[run_id] = (self._version, self._runs[run_id][1])
+            self._subject, self._head_version, self._head_is_old = subject, self._version + 1, False
+        if changed or self._head_version > self._version:
+            self._version += 1
         self._looked = time.monotonic()
 
     def _standing(self, run_id: str) -> tuple[Any, ...]:
@@ -113,14 +123,17 @@ class Watch:
         mark = (kept, _mark(run.path / LIVE), doing and (doing.phase, doing.done, doing.total))
         if self._marks.get(cell.run_id) == mark:
             return False
-        self._marks[cell.run_id] = mark
+        before = self._standing(cell.run_id)
         if self._kept.get(cell.run_id) != kept:
-            self._kept[cell.run_id] = kept
             self._results[cell.run_id] = read_run(run, cell)
+            self._kept[cell.run_id] = kept
         result = self._results[cell.run_id]
         if reason and result.status not in ENDED and doing is None:
             result = replace(result, status=State.STOPPED, error=reason)
-        self._runs[cell.run_id] = (0, run_of(result, doing=doing))
+        self._runs[cell.run_id] = (self._version + 1, run_of(result, doing=doing))
+        self._marks[cell.run_id] = mark  # last: what could not be read is asked again
+        # What tables say: a step more of a running cell does not change it.
+        self._head_is_old |= before != self._standing(cell.run_id)
         return True
 
     def _shown(self, run_id: str) -> CellResult:
@@ -137,6 +150,27 @@ def _mark(path: Path) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
-def stopped_in(store: Store, names: Sequence[str]) -> Callable[[], dict[str, str]]:
-    """Runs that the searches of these experiments stopped early, and why."""
-    return lambda: {run: why for name in names for run, why in read_stopped(store.experiment(name)).items()}
+class Stopped:
+    """Runs that the searches of experiments stopped early, and why; each file is read again only where it changed."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._read: dict[str, tuple[tuple[int, int], dict[str, str]]] = {}
+
+    def of(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of these experiments. Nothing is changed: a damaged file is said, once, and left where it is."""
+        found: dict[str, str] = {}
+        for name in names:
+            folder = self._store.experiment(name)
+            mark = _mark(folder / STOPPED)
+            if name not in self._read or self._read[name][0] != mark:
+                self._read[name] = (mark, self._peek(folder))
+            found |= self._read[name][1]
+        return found
+
+    def _peek(self, folder: Path) -> dict[str, str]:
+        try:
+            return peek_stopped(folder)
+        except StoreError as error:
+            log.warning("%s; none of its runs is shown as stopped", error.message)
+            return {}

@@ -46,6 +46,6 @@ def _draw_all(comparisons: Sequence[Comparison], pairs: Sequence[EstimatorPair],
         yield draw_frontier(model, own)
     for comparison in comparisons:
         for with_rc in comparison.with_rc or (None,):
-            yield draw_dynamics(comparison, with_rc, unit)
+            yield draw_dynamics(comparison, with_rc)
     for pair in pairs:
         yield draw_head_full(pair)

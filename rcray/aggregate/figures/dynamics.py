@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rcray.aggregate.collect import CellResult, read_run
+from rcray.aggregate.collect import read_run
 from rcray.aggregate.figures.panels import (
     Drawn,
     band_limits,
@@ -18,16 +18,17 @@ from rcray.aggregate.figures.panels import (
     shared_limits,
 )
 from rcray.aggregate.figures.style import Plot, finish, style
-from rcray.aggregate.frame import likelihood_unit
+from rcray.aggregate.frame import likelihood_unit, scores_at
 from rcray.aggregate.groups import Comparison, Setting
-from rcray.config import RunConfig
 from rcray.config.models import table_name
 from rcray.store import RunDir
 from rcray.sweep.grid import Cell
 
 _BAND = (
-    "Shaded: the disentanglement band, log r* ± |log ρ|, inside which the update raises the winner and lowers the "
-    "loser; where ρ ≤ 0 it is unbounded and drawn to the edge. Log r is the incentive ratio of the update made. "
+    "Blue: the paper's band at the {place}, log r* ± |log ρ|, inside which the winner rises and the loser falls as far "
+    "as these parameters move them; where ρ ≤ 0 it is unbounded and drawn to the edge. Green: the band of the update "
+    "that was made, as looks at fresh pairs see it: below it their winners fall, above it their losers rise; nothing "
+    "is drawn where it is empty. In brackets: share of steps inside. Log r is the incentive ratio of the update made. "
     "Faint: every step; bold: running median. "
 )
 _PROBE = (
@@ -36,7 +37,7 @@ _PROBE = (
 )
 
 
-def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) -> Plot | None:
+def draw_dynamics(comparison: Comparison, setting: Setting | None) -> Plot | None:
     """Band without RC, band with RC, likelihoods, margin; `setting` is one with RC. None without any records."""
     without = read(comparison.without.drawn() if comparison.without else None)
     with_rc = read(setting.drawn() if setting else None)
@@ -46,22 +47,19 @@ def draw_dynamics(comparison: Comparison, setting: Setting | None, unit: str) ->
     title = f"{named} on {table_name(comparison.model)}"
     limits = shared_limits([band_limits(without), band_limits(with_rc)])
     seeds = sorted({run.result.seed for run in (without, with_rc) if run is not None})
+    unit = likelihood_unit(run.result.cell.config for run in (without, with_rc) if run is not None)
     with _four_panels(without, with_rc, unit) as (figure, first, second):
         band_panel(first, without, "Band without RC", limits[0])
         band_panel(second, with_rc, "Band with RC", limits[1])
-        caption = f"{_BAND}{_PROBE}Training seed {', '.join(map(str, seeds))}."
+        place = scores_at(run.result.cell.config for run in (without, with_rc) if run is not None)
+        caption = f"{_BAND.format(place=place)}{_PROBE}Training seed {', '.join(map(str, seeds))}."
         name = f"dynamics-{comparison.model}-{named}"
         return finish(figure, name, title, caption)
 
 
-def run_figure(run: RunDir, config: RunConfig) -> Plot | None:
+def draw_run(run: RunDir, cell: Cell) -> Plot | None:
     """One run's own four panels (band, cosine, likelihoods, margin), as SVG and PNG; None without records."""
-    return draw_run(read_run(run, Cell(run.run_id, config, ())))
-
-
-def draw_run(result: CellResult) -> Plot | None:
-    """The same from a collected result."""
-    drawn = read(result)
+    drawn = read(result := read_run(run, cell))
     if drawn is None:
         return None
     config = result.cell.config
@@ -71,7 +69,10 @@ def draw_run(result: CellResult) -> Plot | None:
         band_panel(first, drawn, f"Band {rc}", band_limits(drawn))
         cosine_panel(second, drawn)
         title = f"{result.cell.label}, seed {result.seed}"
-        caption = f"{_BAND}The cosine ρ of the two scores decides the band's width, 2|log ρ|. {_PROBE}"
+        place = scores_at([config])
+        caption = (
+            f"{_BAND.format(place=place)}The cosine ρ of the two scores decides the band's width, 2|log ρ|. {_PROBE}"
+        )
         return finish(figure, "dynamics", title, caption.strip(), pdf=False)
 
 

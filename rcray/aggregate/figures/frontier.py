@@ -13,6 +13,7 @@ from rcray.aggregate.frame import ACCURACY, is_benchmark
 from rcray.aggregate.groups import Comparison, Setting
 from rcray.aggregate.movement import ROOT_KL, TurningPoint, movement_path
 from rcray.aggregate.movement_tables import turn_of
+from rcray.aggregate.tables import percent
 from rcray.config.benchmarks import ALPACA_EVAL
 
 _END_PANELS = 3  # scores at the end that fit beside the paths
@@ -57,13 +58,13 @@ def _paths(axis: Axes, lines: Lines, titles: Sequence[str]) -> None:
         drawn: CellResult | None = setting.drawn()
         assert drawn is not None  # it has a distance
         path = movement_path(drawn.run)
-        axis.plot(path.distance, 100 * path.grew, color=colour, linewidth=1.4, marker=marker, markersize=4,
+        axis.plot(path.distance, percent(path.grew), color=colour, linewidth=1.4, marker=marker, markersize=4,
                   linestyle="-" if setting.calibrated else DASHED,
                   markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip
         turn = turn_of(setting)
         if isinstance(turn, TurningPoint):
             top = path.grew[0] + turn.gain(np.array([turn.at]))[0]
-            axis.plot(turn.at, 100 * top, marker="o", markersize=13, markerfacecolor="none", color=colour)
+            axis.plot(turn.at, percent(top), marker="o", markersize=13, markerfacecolor="none", color=colour)
     axis.set_title("At every probe", loc="left")
     axis.set_ylabel("probe pairs whose margin grew (%)")
 
@@ -75,7 +76,7 @@ def _ends(axis: Axes, lines: Lines, titles: Sequence[str], score: str) -> None:
             continue
         colour, marker = colour_and_marker(titles.index(comparison.title))
         error = value.spread(len(setting.results) > 1)
-        axis.errorbar(distance.value, 100 * value.value, yerr=None if error is None else 100 * error, fmt=marker,
+        axis.errorbar(distance.value, percent(value.value), yerr=None if error is None else percent(error), fmt=marker,
                       color=colour, markersize=7, elinewidth=1,
                       markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip
     axis.set_title("At the end", loc="left")

@@ -8,15 +8,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from rcray.aggregate.figures.style import GREY, Plot, finish, style, wrapped
-from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W
+from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, scores_at
 from rcray.aggregate.groups import Comparison, Setting
 from rcray.aggregate.summary import IN_BAND, REALISED
 
 _CAPTION = (
-    "One box per model, objective and RC. Shade: share of steps inside the disentanglement band, light 0% to dark "
-    "100%, printed first. Below it the pathway realised in most probe intervals, with its share; then what held-out "
-    "pairs say: accuracy, and the changes of z_w and z_l ({unit}). Hatched boxes have no result and say why. Means "
-    "over seeds."
+    "One box per model, objective and RC. Shade: share of steps inside the paper's band at the {place}, light 0% to "
+    "dark 100%, printed first; it is no prediction. Below it the pathway realised in most probe intervals, with its "
+    "share; then what held-out pairs say: accuracy, and the changes of z_w and z_l ({unit}). Hatched boxes have no "
+    "result and say why. Means over seeds."
 )
 _MOST = 400  # boxes that a page can show
 _LETTER = 0.08  # inches of a title's letter
@@ -57,8 +57,8 @@ def draw_overview(comparisons: Sequence[Comparison], unit: str) -> Plot | None:
         axis.grid(False)
         for side in axis.spines.values():
             side.set_visible(False)
-        wide = len(columns) > 5
-        return finish(figure, "overview", "Every cell at a glance", _CAPTION.format(unit=unit), wide=wide)
+        caption = _CAPTION.format(unit=unit, place=scores_at(setting.config for setting in boxes.values()))
+        return finish(figure, "overview", "Every cell at a glance", caption, wide=len(columns) > 5)
 
 
 def _box(axis: Axes, row: int, column: int, setting: Setting) -> None:

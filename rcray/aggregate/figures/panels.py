@@ -20,9 +20,10 @@ from rcray.aggregate.figures.style import (
     running_median,
     thin,
 )
-from rcray.aggregate.summary import IN_BAND
+from rcray.aggregate.summary import IN_BAND, IN_TRUE_BAND
 
 _OWN_SCALE = 3.0  # two band panels share an axis unless one spans this many times the other
+_REACH = 0.5  # spans of the other curves that an axis is widened by for the true band
 _COLUMNS = (
     "step", "log_r", "log_r_base", "log_r_star", "band_lower", "band_upper", "rho", "probe_z_w", "probe_z_l",
     "true_band_lower", "true_band_upper",
@@ -47,7 +48,7 @@ def read(result: CellResult | None) -> Drawn | None:
 
 
 def band_limits(run: Drawn | None) -> Limits | None:
-    """Room for the bold curves, and for the finite part of the band as long as it does not dwarf them."""
+    """Room for the bold curves, and for the finite part of both bands as long as it does not dwarf them."""
     if run is None:
         return None
     records = run.records
@@ -57,7 +58,12 @@ def band_limits(run: Drawn | None) -> Limits | None:
     raw = raw[np.isfinite(raw)]
     if len(curves) == 0 or len(raw) == 0:
         return None
-    return with_room(min(curves.min(), np.percentile(raw, 2)), max(curves.max(), np.percentile(raw, 98)))
+    low, high = min(curves.min(), np.percentile(raw, 2)), max(curves.max(), np.percentile(raw, 98))
+    reach = _REACH * max(high - low, 1e-3)
+    _, *edges = looked_at(records, (low - reach, high + reach))
+    near = np.concatenate([edge[edges[0] < edges[1]] for edge in edges])
+    near = near[(near > low - reach) & (near < high + reach)]  # not those that were clipped
+    return with_room(min([low, *near]), max([high, *near]))
 
 
 def with_room(low: float, high: float) -> Limits:
@@ -77,13 +83,19 @@ def shared_limits(limits: Sequence[Limits | None]) -> Sequence[Limits | None]:
 
 
 def shade_band(
-    axis: Axes, steps: np.ndarray, lower: np.ndarray, upper: np.ndarray, centre: np.ndarray, limits: Limits
+    axis: Axes,
+    steps: np.ndarray,
+    lower: np.ndarray,
+    upper: np.ndarray,
+    centre: np.ndarray,
+    limits: Limits,
+    label: str = "band",
 ) -> None:
     """The band with its edges and its centre, clipped to the axis where it is unbounded."""
     low, high = limits
     every = thin(steps)
     edges = [np.clip(running_median(edge), low, high)[every] for edge in (lower, upper)]
-    axis.fill_between(steps[every], *edges, color=SKY, alpha=0.28, linewidth=0, label="band")
+    axis.fill_between(steps[every], *edges, color=SKY, alpha=0.28, linewidth=0, label=label)
     for edge in edges:
         inside = np.where((edge > low) & (edge < high), edge, np.nan)
         axis.plot(steps[every], inside, color=SKY, linewidth=0.9)
@@ -92,11 +104,20 @@ def shade_band(
     axis.set_ylim(low, high)
 
 
-def true_band(axis: Axes, records: dict[str, np.ndarray], limits: Limits) -> None:
+def true_band(axis: Axes, run: Drawn, limits: Limits) -> None:
     """The band of the updates that were made, at the steps where fresh pairs were looked at."""
-    steps, lower, upper = looked_at(records, limits)
-    if len(steps):
-        axis.fill_between(steps, lower, upper, color=GREEN, alpha=0.22, linewidth=0, label="band of the update")
+    steps, lower, upper = looked_at(run.records, limits)
+    if not len(steps):
+        return
+    there = lower < upper
+    if not there.any():
+        _, lower, upper = looked_at(run.records, (-np.inf, np.inf))
+        where = "off this axis" if (lower < upper).any() else "empty"
+        axis.text(0.02, 0.02, f"band of the update: {where}", transform=axis.transAxes, color=GREEN, style="italic")
+        return
+    inside = f" ({run.result.value(IN_TRUE_BAND):.0%})" if IN_TRUE_BAND in run.result.metrics else ""
+    axis.fill_between(steps, lower, upper, where=there, color=GREEN, alpha=0.22, linewidth=0,
+                      label=f"band of the update{inside}")  # fmt: skip
 
 
 def looked_at(records: dict[str, np.ndarray], limits: Limits) -> list[np.ndarray]:
@@ -114,16 +135,18 @@ def band_panel(axis: Axes, run: Drawn | None, title: str, limits: Limits | None)
         return
     records, steps = run.records, run.records["step"]
     every = thin(steps)
-    shade_band(axis, steps, records["band_lower"], records["band_upper"], records["log_r_star"], limits)
-    true_band(axis, records, limits)
-    if run.result.cell.config.calibration.enabled:
+    calibration = run.result.cell.config.calibration
+    edges = records["band_lower"], records["band_upper"], records["log_r_star"]
+    shade_band(axis, steps, *edges, limits, f"band at the {calibration.scores_at}")
+    true_band(axis, run, limits)
+    if calibration.enabled:
         axis.plot(steps[every], running_median(records["log_r_base"])[every], color=GREY, linewidth=1.1,
                   linestyle=":", label=r"$\log\,r$ before RC")  # fmt: skip
     axis.plot(steps[every], records["log_r"][every], color=VERMILLION, linewidth=0.6, alpha=0.35)
     axis.plot(
         steps[every], running_median(records["log_r"])[every], color=VERMILLION, linewidth=1.8, label=r"$\log\,r$"
     )
-    axis.set_title(f"{title}: {run.result.value(IN_BAND):.0%} of steps inside", loc="left")
+    axis.set_title(f"{title}: {run.result.value(IN_BAND):.0%} inside, {calibration.scores_at}", loc="left")
     if not run.result.ok:
         stopped = f"{run.result.status}, {len(steps)} steps recorded"
         axis.text(0.98, 0.98, stopped, transform=axis.transAxes, ha="right", va="top", style="italic")

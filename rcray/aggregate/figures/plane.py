@@ -21,6 +21,7 @@ from rcray.aggregate.figures.style import (
     style,
 )
 from rcray.aggregate.groups import Comparison, Setting
+from rcray.records.states import State
 
 _SYMLOG = 20.0  # the plane is stretched near 0 if trajectories differ in size by more than this
 
@@ -103,7 +104,7 @@ def legend_of_settings(figure: Figure, shown: Sequence[tuple[Comparison, Setting
     for comparison, setting in shown:
         colour, marker = colour_and_marker(titles.index(comparison.title))
         style: Any = "-" if setting.calibrated else DASHED
-        unfinished = "" if setting.word == "ok" else f" ({setting.word})"
+        unfinished = "" if setting.word == State.OK else f" ({setting.word})"
         label = f"{comparison.title} {'w/' if setting.calibrated else 'w/o'} RC{unfinished}"
         handles[label] = Line2D([], [], color=colour, linestyle=style, marker=marker, linewidth=1.6, label=label,
                                 markerfacecolor=colour if setting.calibrated else "white")  # fmt: skip

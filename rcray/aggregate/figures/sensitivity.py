@@ -17,6 +17,7 @@ from rcray.aggregate.groups import Comparison
 from rcray.aggregate.paper import BENCHMARK_TABLES, TableSpec
 from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE, Score
+from rcray.aggregate.tables import percent
 
 _AVERAGE = "average of benchmarks (%)"
 _CAPTION = (
@@ -87,12 +88,12 @@ def draw_sensitivity(name: str, title: str, score: str, series: Sequence[Series]
         for i, one in enumerate(series):
             colour, marker = ((VERMILLION, "o"), (BLUE, "s"))[i % 2]
             at = np.array([betas.index(beta) for beta, _ in one.points]) + 0.06 * (i - (len(series) - 1) / 2)
-            values = 100 * np.array([value.value for _, value in one.points])
-            errors = 100 * np.nan_to_num(np.array([value.stderr for _, value in one.points], dtype=float))
+            values = percent(np.array([value.value for _, value in one.points]))
+            errors = percent(np.nan_to_num(np.array([value.stderr for _, value in one.points], dtype=float)))
             axis.errorbar(at, values, yerr=errors, color=colour, marker=marker, markersize=6, linewidth=1.6, capsize=3,
                           label=f"{one.label}, with RC")  # fmt: skip
             for without in [value.value for beta, value in one.scores if beta is None][-1:]:
-                axis.axhline(100 * without, color=BLACK if i == 0 else GREY, linestyle=DASHED, linewidth=1.2,
+                axis.axhline(percent(without), color=BLACK if i == 0 else GREY, linestyle=DASHED, linewidth=1.2,
                              label=f"{one.label}, without RC")  # fmt: skip
         axis.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
         axis.set_xlabel(r"EMA momentum $\beta$")

@@ -43,7 +43,7 @@ class Overhead:
     without: float | str
     with_rc: float | str
     minutes: float | None = None
-    percent: float | None = None
+    share: float | None = None  # of the time without RC
     runs: tuple[str, ...] = ()
 
 
@@ -90,7 +90,7 @@ def runtimes() -> Mapping[tuple[str, str], Overhead]:
             minutes[row["model"], row["objective"], "False"],
             minutes[row["model"], row["objective"], "True"],
             float(row["minutes"]),
-            float(row["percent"]),
+            float(row["percent"]) / 100,
         )
         for row in _rows("runtime_differences.csv")
     }

@@ -66,7 +66,7 @@ class Custom(ObjectiveParams):
     def _is_import_path(cls, name: str) -> str:
         module, _, function = name.partition(":")
         if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-            raise ValueError(f"{name!r} is no import path; an objective of your own is 'package.module:function'")
+            raise ValueError(f"{name!r} is not an import path; an objective of your own is 'package.module:function'")
         return name
 
     @field_validator("params")

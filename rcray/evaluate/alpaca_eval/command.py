@@ -12,7 +12,7 @@ from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError
 from rcray.evaluate.alpaca_eval.generate import generate
-from rcray.evaluate.alpaca_eval.judge import Cache, asks, estimate, judge
+from rcray.evaluate.alpaca_eval.judge import Cache, asks, judge, judging_cost
 from rcray.evaluate.alpaca_eval.outputs import Match, match, read_instructions, read_outputs, write_outputs
 from rcray.evaluate.alpaca_eval.winrate import annotations, win_rate_rows
 from rcray.evaluate.stage import keep_rows
@@ -87,7 +87,7 @@ def compare(
 ) -> list[MetricRow]:
     """Says what it will cost, judges, and returns both win rates; `spend=False` uses only what is on disk."""
     matches = comparison.matches()
-    expected = estimate(matches, config, cache)
+    expected = judging_cost(matches, config, cache)
     say(f"judge {config.model}, mode {config.mode}, {len(matches)} instructions: {expected.describe()}")
     if not spend and expected.calls:
         known = Cache(cache).read()
@@ -177,7 +177,7 @@ def compare_sweep(
         comparison = Comparison(files[key], reference, opponent)
         say(f"{pairing.cell.label} against {opponent}")
         if only_estimate:
-            say("  " + estimate(comparison.matches(), alpaca.judge, cache).describe())
+            say("  " + judging_cost(comparison.matches(), alpaca.judge, cache).describe())
             continue
         rows = compare(comparison, alpaca.judge, cache, lambda line: say(f"  {line}"))
         keys = {ALPACA_EVAL: content_key(alpaca.model_dump(mode="json"), 24)}

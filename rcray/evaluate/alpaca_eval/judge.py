@@ -71,7 +71,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class JudgingCost:
     """What a job will send, and cost where prices are known."""
 
     calls: int
@@ -109,7 +109,7 @@ def asks(matches: Sequence[Match], config: JudgeConfig) -> list[Ask]:
     return calls
 
 
-def estimate(matches: Sequence[Match], config: JudgeConfig, cache: Path) -> Estimate:
+def judging_cost(matches: Sequence[Match], config: JudgeConfig, cache: Path) -> JudgingCost:
     """What judging would send now, less what is on disk."""
     known = Cache(cache).read()
     wanted = {ask.key: ask for ask in asks(matches, config)}
@@ -120,7 +120,7 @@ def estimate(matches: Sequence[Match], config: JudgeConfig, cache: Path) -> Esti
     cost = None
     if config.price_in is not None and config.price_out is not None:
         cost = (tokens_in * config.price_in + tokens_out * config.price_out) / 1e6
-    return Estimate(len(todo), len(wanted) - len(todo), tokens_in, tokens_out, cost)
+    return JudgingCost(len(todo), len(wanted) - len(todo), tokens_in, tokens_out, cost)
 
 
 def judge(
@@ -136,7 +136,7 @@ def judge(
         ConfigError: the key is missing, or the estimate is above `max_cost`.
         EndpointRefusedError: every further call would be refused, too.
     """
-    spending = estimate(matches, config, cache)
+    spending = judging_cost(matches, config, cache)
     if config.max_cost is not None and spending.cost is not None and spending.cost > config.max_cost:
         raise ConfigError(
             f"judge: {spending.describe()}, above judge.max_cost {config.max_cost:g}",

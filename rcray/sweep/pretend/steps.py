@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from rcray.config import RunConfig
+from rcray.config.models import MODELS
 from rcray.data.batch import collate, mismatched
 from rcray.data.encoded import EncodedPair, EncodedPairs, EncodeReport
 from rcray.data.schedule import Schedule
-from rcray.models.capabilities import use_precision
+from rcray.models.capabilities import capabilities_of, use_precision
 from rcray.models.inference import budget, pair_sums
+from rcray.models.load import LoadedModel
 from rcray.models.precision import Precision
 from rcray.models.reference import ReferenceLogps
 from rcray.sweep.pretend.device import Watch, pretend_device
@@ -73,8 +75,7 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
     config = RunConfig.model_validate(content)
     gc.collect()
     with Watch() as watch:
-        loaded = pretended_model(config.model, layers=layers)
-        use_precision(loaded.model, Precision.of(config, device))
+        loaded = _known_model(config, layers, device)
         pairs = made_up_pairs(2 * size, lengths)
         data = EncodedPairs(pairs, EncodeReport())
         schedule = Schedule.of(config, len(pairs), data.lengths)
@@ -91,9 +92,12 @@ def pretended_step(config: RunConfig, lengths: Lengths, *, layers: int | None = 
         batches = [collate(pairs, part, None, mismatched(pairs, part, longest) if longest else None) for part in parts]
         fresh = None
         if state.looks is not None:
-            shown = collate(made_up_pairs(config.calibration.look_pairs, lengths), range(config.calibration.look_pairs))
-            start = torch.full((2, config.calibration.look_pairs), -99.0, dtype=torch.float64)
-            fresh = Fresh([shown], config.calibration.look_pairs, start)
+            # As many micro-batches are walked with their sides apart as hold most: both where two branches are as large
+            # as the model; with adapters one, and the other goes the ordinary way, both sides at once.
+            portions = parts[:1] if config.model.trains_adapters else parts
+            count = len(portions) * size
+            shown, start = made_up_pairs(count, lengths), torch.full((2, count), -99.0, dtype=torch.float64)
+            fresh = Fresh([collate(shown, portion) for portion in portions], count, start)
         weights = watch.live
         optimizer_step(state, batches[:1], 1, fresh)  # from then on the optimizer has its moments
         watch.forget()
@@ -109,8 +113,7 @@ def pretended_forward(config: RunConfig, lengths: Lengths, *, layers: int | None
     device = pretend_device()
     gc.collect()
     with Watch() as watch:
-        model = pretended_model(config.model, layers=layers).model.eval()
-        use_precision(model, Precision.of(config, device))
+        model = _known_model(config, layers, device).model.eval()
         pairs = made_up_pairs(budget(model, device) // (2 * (lengths.prompt + lengths.chosen)), lengths)
         sizes = EncodedPairs(pairs, EncodeReport()).lengths
         pair_sums(model, pairs, sizes, range(1), device)  # what the model allows is tried once
@@ -121,6 +124,14 @@ def pretended_forward(config: RunConfig, lengths: Lengths, *, layers: int | None
         del model
         gc.collect()
     return seen
+
+
+def _known_model(config: RunConfig, layers: int | None, device: torch.device) -> LoadedModel:
+    """In the run's precision; what a preset's architecture allows is not tried out on numbers that are not there."""
+    loaded = pretended_model(config.model, layers=layers)
+    use_precision(loaded.model, Precision.of(config, device))
+    capabilities_of(loaded.model).untried = config.model.name in MODELS
+    return loaded
 
 
 def made_up_pairs(count: int, lengths: Lengths) -> list[EncodedPair]:

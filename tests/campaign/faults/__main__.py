@@ -61,7 +61,7 @@ def _side_by_side(chosen: "Sequence[Fault]", jobs: int) -> "list[Result]":
     waiting = queue.SimpleQueue[str]()
     for fault in chosen:
         waiting.put(fault.name)
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
 
     def work() -> None:
         command = [sys.executable, "-m", "tests.campaign.faults", "--job"]
@@ -70,13 +70,13 @@ def _side_by_side(chosen: "Sequence[Fault]", jobs: int) -> "list[Result]":
             with contextlib.suppress(queue.Empty, BrokenPipeError):  # all done, or a job that died
                 while True:
                     name = waiting.get_nowait()
-                    found[name] = Result(name, "", False, 0.0, "its job ended early")
+                    results[name] = Result(name, "", False, 0.0, "its job ended early")
                     print(name, file=job.stdin, flush=True)
                     if answer := job.stdout.readline():
-                        found[name] = Result(**json.loads(answer))
-                    print(found[name].line(), flush=True)
-                    if found[name].problem:
-                        print(f"  {found[name].problem}", flush=True)
+                        results[name] = Result(**json.loads(answer))
+                    print(results[name].line(), flush=True)
+                    if results[name].problem:
+                        print(f"  {results[name].problem}", flush=True)
 
     threads = [threading.Thread(target=work) for _ in range(jobs)]
     for thread in threads:
@@ -84,7 +84,7 @@ def _side_by_side(chosen: "Sequence[Fault]", jobs: int) -> "list[Result]":
     for thread in threads:
         thread.join()
     early = "not tried: the jobs ended early"
-    return [found.get(fault.name) or Result(fault.name, "", False, 0.0, early) for fault in chosen]
+    return [results.get(fault.name) or Result(fault.name, "", False, 0.0, early) for fault in chosen]
 
 
 def _serve() -> None:

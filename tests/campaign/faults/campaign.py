@@ -170,8 +170,8 @@ class Campaign:
 
     def run_inside(self, fault: Fault) -> None:
         """What that process does."""
-        found = self.run_here(fault, time.monotonic())
-        (self.folder / "result.json").write_text(json.dumps(asdict(found)))
+        result = self.run_here(fault, time.monotonic())
+        (self.folder / "result.json").write_text(json.dumps(asdict(result)))
 
 
 def _await_silence(ground: Ground) -> None:

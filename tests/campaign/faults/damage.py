@@ -52,11 +52,11 @@ def damage_caches(ground: Ground) -> str:
         ("models/*/model.safetensors", flip),
         ("evaluation/*.json", truncate),
     ):
-        found = [path for path in ground.store.cache.glob(pattern) if path.is_file()]
-        assert found, f"no {pattern}"
-        for path in found:
+        files = [path for path in ground.store.cache.glob(pattern) if path.is_file()]
+        assert files, f"no {pattern}"
+        for path in files:
             harm(path)
-        damaged += found
+        damaged += files
     return f"{len(damaged)} files: encoded pairs, reference, weights, measurements; built again"
 
 

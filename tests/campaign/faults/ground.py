@@ -61,9 +61,9 @@ class Command:
         return []
 
     def one_of_its_own(self, pid: int) -> psutil.Process:
-        found = [process for process in self.processes() if process.pid == pid]
-        assert found, f"process {pid} is none of the sweep's"
-        return found[0]
+        matching = [process for process in self.processes() if process.pid == pid]
+        assert matching, f"process {pid} is none of the sweep's"
+        return matching[0]
 
     def called(self, text: str) -> psutil.Process:
         """Its process with this in the command line."""
@@ -218,16 +218,16 @@ def _bury_orphans(ground: Ground, before: set[int], over: threading.Event) -> No
     """As init does. Ray's workers look for their raylet by its number, and a zombie has one: they would wait for it."""
     dead: set[int] = set()
     while not over.wait(0.2):
-        found: set[int] = set()
+        started: set[int] = set()
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
                 if child.status() == psutil.STATUS_ZOMBIE:
-                    found.add(child.pid)
-        found -= before | ground.own_children()
-        for pid in found & dead:  # seen twice: nobody else waits for it
+                    started.add(child.pid)
+        started -= before | ground.own_children()
+        for pid in started & dead:  # seen twice: nobody else waits for it
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        dead = found
+        dead = started
 
 
 def _await_end(before: set[int], seconds: float) -> list[list[str]]:

@@ -14,8 +14,8 @@ MACHINE_TABLES = ("runtime",)
 
 
 def tables(ground: Ground) -> dict[str, bytes]:
-    found = sorted((ground.experiment / "tables").iterdir())
-    return {path.name: path.read_bytes() for path in found if path.stem not in MACHINE_TABLES}
+    files = sorted((ground.experiment / "tables").iterdir())
+    return {path.name: path.read_bytes() for path in files if path.stem not in MACHINE_TABLES}
 
 
 def kept_tables(folder: Path) -> dict[str, bytes]:
@@ -24,8 +24,8 @@ def kept_tables(folder: Path) -> dict[str, bytes]:
 
 def differing(ground: Ground, undisturbed: dict[str, bytes]) -> list[str]:
     """Names of tables that are missing, new or of other bytes."""
-    found = tables(ground)
-    return sorted(name for name in found.keys() | undisturbed.keys() if found.get(name) != undisturbed.get(name))
+    ours = tables(ground)
+    return sorted(name for name in ours.keys() | undisturbed.keys() if ours.get(name) != undisturbed.get(name))
 
 
 def check_runs(ground: Ground) -> None:

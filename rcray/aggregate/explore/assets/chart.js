@@ -19,6 +19,11 @@ const ticksOf = ([low, high], count = 5) => {
   return ticks.map((value) => [value, fixed(value, Math.min(digits, 6))]);
 };
 
+// A share is no more than all: what an axis has beyond is room, and no number.
+const sharesOf = (ticks) => ticks.filter(([percent]) => percent >= 0 && percent <= 100);
+
+const headingOf = (card) => $(card).querySelector("h2, h3").textContent;
+
 // A frame in a card's .plot: scales, axes and a layer to draw into, clipped to the frame.
 const frame = (card, {x, y, xTitle = "", yTitle = "", height = 280, left = 54, xTicks, yTicks}) => {
   const box = $(card).querySelector(".plot");
@@ -27,7 +32,8 @@ const frame = (card, {x, y, xTitle = "", yTitle = "", height = 280, left = 54, x
   const [inner, tall] = [width - left - right, height - top - bottom];
   const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * inner;
   const Y = (value) => top + tall - ((value - y[0]) / (y[1] - y[0])) * tall;
-  const svg = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img"});
+  const named = `${headingOf(card)}: ${[yTitle, xTitle].filter(Boolean).join(" against ")}`;
+  const svg = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": named});
   const axes = draw("g", {class: "axes"});
   for (const [value, text] of xTicks ?? ticksOf(x, Math.max(3, inner / 90))) {
     axes.append(
@@ -137,7 +143,7 @@ const dashOf = (group) => ({none: "5 3", published: "1.5 2.5"})[group.kind] ?? n
 const draggers = new Map();
 const dragging = (card, handlers) => {
   const known = draggers.get(card);
-  if (known) return Object.assign(known, {start: null, move: null, end: null}, handlers);
+  if (known) return Object.assign(known, {start: null, move: null, end: null, cancel: null}, handlers);
   const own = {...handlers};
   draggers.set(card, own);
   const box = $(card).querySelector(".plot");
@@ -164,6 +170,7 @@ const dragging = (card, handlers) => {
   box.addEventListener("pointerup", over);
   box.addEventListener("pointercancel", () => {
     from = null;
+    own.cancel?.();
   });
   return own;
 };

@@ -31,11 +31,14 @@ const symbols = (text, make = el) =>
     .flat();
 
 const fixed = (value, digits, sign = false) => {
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "undefined" : value < 0 ? "−∞" : "+∞";
   const text = Math.abs(value).toFixed(digits);
   const zero = Number(text) === 0;
   return (zero ? "" : value < 0 ? "−" : sign ? "+" : "") + text;
 };
 const shown = (number, value, sign = number.sign) => fixed(number.percent ? 100 * value : value, number.digits, sign);
+
+const countOf = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 const unpack = (text) => {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -64,6 +67,16 @@ const offer = (menu, entries, chosen) => {
     menu.replaceChildren(...entries.map(([value, text]) => el("option", {value}, text)));
   }
   menu.value = chosen;
+};
+
+// Builds a part of the page anew; what had the focus in it has it again, told by its data-* attributes.
+const keepFocus = (box, build) => {
+  const active = box.contains(document.activeElement) ? document.activeElement : null;
+  const marks = [...(active?.attributes ?? [])].filter(({name}) => name.startsWith("data-"));
+  build();
+  if (!marks.length || active.isConnected) return;
+  const same = marks.map(({name, value}) => `[${name}="${CSS.escape(value)}"]`).join("");
+  box.querySelector(`${active.localName}${same}`)?.focus({preventScroll: true});
 };
 
 // A tooltip for whatever is under the pointer.

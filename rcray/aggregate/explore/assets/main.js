@@ -8,21 +8,20 @@ const paintHead = () => {
   $("description").textContent = description;
   const counts = new Map();
   for (const run of Object.values(data.runs)) counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
-  $("chips").replaceChildren(
-    ...[...counts].map(([word, count]) =>
-      el(
-        "button",
-        {
-          type: "button",
-          class: `chip ${word}`,
-          "data-state": word,
-          "aria-pressed": String(state.filter === word),
-          title: state.filter === word ? "show every cell" : `show only cells with a run that is ${word}`,
-        },
-        `${count} ${word}`,
-      ),
+  const chips = [...counts].map(([word, count]) =>
+    el(
+      "button",
+      {
+        type: "button",
+        class: `chip ${word}`,
+        "data-state": word,
+        "aria-pressed": String(state.filter === word),
+        title: state.filter === word ? "show every cell" : `show only cells with a run that is ${word}`,
+      },
+      `${count} ${word}`,
     ),
   );
+  keepFocus($("chips"), () => $("chips").replaceChildren(...chips));
   $("report").hidden = LIVE;
 };
 const inView = () => {
@@ -30,30 +29,37 @@ const inView = () => {
   return count === data.groups.size ? "all cells" : `${count} of ${data.groups.size} cells`;
 };
 const paintBar = () => {
-  const count = [...state.selected].filter((key) => data.groups.has(key)).length;
-  $("chosen").textContent = choosing() ? `${count} of ${data.groups.size} selected` : inView();
+  const count = chosenGroups().length;
+  const hidden = [...state.selected].filter((key) => data.groups.has(key)).length - count;
+  const more = choosing() && hidden > 0 ? `, ${hidden} more hidden by the filter` : "";
+  $("chosen").textContent = choosing() ? `${count} of ${data.groups.size} selected${more}` : inView();
   $("clear").hidden = !choosing();
   const base = state.base && data.groups.get(state.base);
   $("pinned").replaceChildren(...(base ? ["against ", el("strong", {}, base.label)] : []));
   $("unpin").hidden = !base;
-  $("copy-command").disabled = !commandOf();
+  const {text, note} = commandOf();
+  $("copy-command").disabled = !text;
+  $("command-note").textContent = note;
   if ($("filter").value !== state.filter) $("filter").value = state.filter;
 };
 onPaint(["data", "filter"], paintHead);
 onPaint(["data", "selected", "base", "filter"], paintBar);
 
-// The command that runs the cells in view: the file's own, with --only where it is not all of them.
+// The command that runs the cells in view: the file's own, with --only where it is not all of them; and what to know
+// of it, or why there is none.
 const commandOf = () => {
   const wanted = new Set(chosenGroups().flatMap((group) => group.runs));
-  return data.head.commands
-    .map(({text, runs}) => {
-      const own = runs.filter((id) => wanted.has(id));
-      own.forEach((id) => wanted.delete(id));
-      if (!own.length) return null;
-      return own.length === runs.length ? text : `${text} --only ${own.join(",")}`;
-    })
-    .filter(Boolean)
-    .join("\n");
+  const lines = [];
+  let note = data.head.no_command || (wanted.size ? "" : NOTHING_CHOSEN);
+  for (const {text, runs, searches} of data.head.commands) {
+    const own = runs.filter((id) => wanted.has(id));
+    own.forEach((id) => wanted.delete(id));
+    if (!own.length) continue;
+    const whole = own.length === runs.length;
+    lines.push(whole || searches ? text : `${text} --only ${own.join(",")}`);
+    if (searches && !whole) note = "A search chooses its cells by itself: the command is that of the whole search.";
+  }
+  return {text: lines.join("\n"), note};
 };
 
 const copy = async (button, text) => {
@@ -74,9 +80,11 @@ const copy = async (button, text) => {
     button.textContent = before;
   }, 1200);
 };
-$("copy-command").addEventListener("click", (event) => copy(event.currentTarget, commandOf()));
-$("copy-link").addEventListener("click", (event) => copy(event.currentTarget, location.href));
-$("clear").addEventListener("click", () => select([]));
+$("copy-command").addEventListener("click", (event) => copy(event.currentTarget, commandOf().text));
+$("copy-link").addEventListener("click", (event) =>
+  copy(event.currentTarget, location.href.split("#")[0] + hashOf(state)),
+);
+$("clear").addEventListener("click", clear);
 $("unpin").addEventListener("click", () => pin(null));
 $("chips").addEventListener("click", ({target}) => {
   const word = target.dataset.state;
@@ -84,7 +92,7 @@ $("chips").addEventListener("click", ({target}) => {
 });
 $("filter").addEventListener("input", (event) => change({filter: event.target.value}));
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && event.target !== $("filter")) select([]);
+  if (event.key === "Escape" && event.target !== $("filter")) clear();
 });
 
 let width = innerWidth;
@@ -96,6 +104,8 @@ addEventListener("resize", () => {
 });
 addEventListener("hashchange", () => {
   const [before, view] = [state.base, readHash()];
+  clearTimeout(written.later);
+  written.later = null;
   state = view;
   repaint(...WHOLE);
   if (view.base !== before) pin(view.base);
@@ -107,13 +117,9 @@ const update = async () => {
     const said = await source.load();
     await released();
     $("problem").hidden = true;
-    if (take(said)) {
-      repaint("data");
-      if (state.base && data.groups.has(state.base)) {
-        against = await source.differences(state.base);
-        repaint("differences");
-      }
-    }
+    if (take(said)) repaint("data");
+    await compare();
+    if (shownPairs.problem) await loadPairs();
     $("live").replaceChildren(...(LIVE ? [chipOf("running", "live")] : []));
   } catch (error) {
     pause = 2 * POLL;

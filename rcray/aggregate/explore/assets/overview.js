@@ -23,7 +23,7 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
   const indices = keys.map(indexOf);
   const inView = visible();
   const places = new Map(inView.map((group) => [group, placeOf(group, indices, columns)]).filter(([, place]) => place));
-  if (!places.size) return nothing(card, inView.length ? "Nothing was measured yet." : NO_MATCH);
+  if (!places.size) return nothing(card, inView.length ? "No cell has both numbers yet." : NO_MATCH);
   const based = state.base && data.groups.has(state.base);
   const shown = [...places].filter(([group]) => !state.zoom || isShown(group.key));
   const scale = [1, percent ? 100 : 1];
@@ -45,7 +45,9 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
     );
   };
   const names = titles.map((title) => (based ? `${title.replace(", held-out", "")}, minus the pinned` : title));
-  const plot = frame(card, {x: fits("x"), y: fits("y"), xTitle: names[0], yTitle: names[1], height: 292});
+  const y = fits("y");
+  const yTicks = percent && !based ? sharesOf(ticksOf(y)) : undefined;
+  const plot = frame(card, {x: fits("x"), y, yTicks, xTitle: names[0], yTitle: names[1], height: 292});
   const {layer, X, Y} = plot;
   if (zero || based) zeroLines(plot);
   const marks = [];
@@ -140,6 +142,10 @@ const cornersOf = ({layer, X, Y, left, top, inner, tall}, corners, marks) => {
 const brushed = (card, plot, marks) => {
   let box = null;
   dragging(card, {
+    cancel: () => {
+      box?.remove();
+      box = null;
+    },
     move: ([x0, y0], [x1, y1]) => {
       if (!box && Math.hypot(x1 - x0, y1 - y0) < 4) return;
       if (!box) plot.svg.append((box = draw("rect", {class: "brush"})));
@@ -186,7 +192,10 @@ const paintOverview = () => {
   });
   const kinds = [...new Set([...data.groups.values()].map((group) => group.kind))];
   $("legend").replaceChildren(
-    ...data.colours.map((name, i) => el("span", {class: "key"}, el("span", {class: `swatch c${i % 12}`}), name)),
+    ...data.colours.map((name, i) => el("span", {class: "key"}, el("span", {class: `swatch c${i % COLOURS}`}), name)),
+    data.colours.length > COLOURS
+      ? el("span", {class: "key"}, `${data.colours.length} objectives share ${COLOURS} colours`)
+      : "",
     ...kinds.map((kind) =>
       el(
         "span",
@@ -202,5 +211,6 @@ const paintOverview = () => {
     ),
     el("span", {class: "key"}, "of selected cells: thin line, the way on the probe set; cross, the 95% interval"),
   );
+  $("notes").replaceChildren(...data.head.notes.map((note) => el("p", {}, symbols(note))));
 };
 onPaint(["data", "selected", "base", "filter", "zoom", "step", "differences", "size"], paintOverview);

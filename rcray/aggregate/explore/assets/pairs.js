@@ -1,28 +1,39 @@
 // Held-out pairs of the run in focus: all of them as points, the worst token by token; samples before and after.
 
-let shownPairs = {run: null, found: null};
+const NO_PAIRS = {run: null, found: null, problem: ""};
+let shownPairs = NO_PAIRS;
 const pairsNow = () => (shownPairs.run === focus() ? shownPairs.found : null);
 
 const loadPairs = async () => {
   const id = focus();
-  if (!id) {
-    shownPairs = {run: null, found: null};
-    return repaint("pairs");
+  if (shownPairs.run !== id) {
+    shownPairs = {...NO_PAIRS, run: id}; // another run's pairs do not stand under this one's name meanwhile
+    repaint("pairs");
   }
-  const found = await source.details(id);
-  if (focus() !== id) return;
-  const same = shownPairs.run === id && shownPairs.found?.runs === found.runs && shownPairs.base === state.base;
-  shownPairs = {run: id, found, base: state.base};
-  if (state.base && data.groups.has(state.base)) await loadBase(id);
-  if (!same) repaint("pairs");
+  if (!id) return;
+  const base = state.base;
+  try {
+    const [found, other] = await Promise.all([source.details(id), loadBase(id)]);
+    if (focus() !== id || state.base !== base) return;
+    const same = shownPairs.found?.runs === found.runs && shownPairs.base === base;
+    shownPairs = {run: id, found, base, problem: ""};
+    basePairs = other;
+    if (!same) repaint("pairs");
+  } catch (error) {
+    if (focus() !== id || shownPairs.found) return;
+    shownPairs = {...NO_PAIRS, run: id, problem: `Its pairs could not be read: ${error.message}`};
+    repaint("pairs");
+  }
 };
 
 // The pinned setting's run with the same seed, to hold the same pairs against.
 let basePairs = null;
 const loadBase = async (id) => {
-  const runs = data.groups.get(state.base).runs;
+  const runs = data.groups.get(state.base)?.runs ?? [];
   const same = runs.find((each) => data.runs[each]?.seed === data.runs[id].seed) ?? runs[0];
-  basePairs = same === id ? null : await source.details(same);
+  // A sum of log-probabilities is not held against a mean.
+  if (!data.runs[same] || same === id || data.runs[same].unit !== data.runs[id].unit) return null;
+  return source.details(same);
 };
 const driftIn = (found, name) => {
   const pairs = found?.detail.pairs;
@@ -42,43 +53,55 @@ const paintPairs = () => {
     $("pair").hidden = true;
     return paintSamples([]);
   }
-  if (!found) return;
+  if (!found) {
+    const why = shownPairs.problem || "Its pairs are being read …";
+    nothing("cloud", why);
+    $("worst-list").replaceChildren(el("li", {class: "soft"}, why));
+    $("worst-head").hidden = true;
+    $("worst-unit").textContent = "";
+    $("pair").hidden = true;
+    return paintSamples([]);
+  }
   paintCloud(found, detail);
-  const worst = detail.displaced ?? [];
-  $("worst-list").replaceChildren(
-    ...worst.map(([number, ...logps]) => {
-      const text = found.texts[number];
-      const [w, l] = changesOf(logps);
-      return el(
-        "li",
-        {},
-        el(
-          "button",
-          {type: "button", "data-pair": text.row, "aria-pressed": String(text.row === chosenPair(found))},
-          el("span", {class: "drift"}, fixed(w, 2, true)),
-          el("span", {class: "drift soft"}, fixed(l, 2, true)),
-          el("span", {class: "prompt"}, text.prompt),
-        ),
-      );
-    }),
-  );
+  paintWorst(id, found);
+  paintPair(found);
+  paintSamples(detail.samples ?? []);
+};
+
+const paintWorst = (id, found) => {
+  const worst = found.detail.displaced ?? [];
+  // Both numbers as the run's evaluation has them, in its unit; where it kept none, the sums over tokens.
+  const measured = worst.every(([number]) => driftIn(found, found.texts[number].row));
+  const unit = measured ? data.runs[id].unit : "nats";
+  const items = worst.map(([number, ...logps]) => {
+    const text = found.texts[number];
+    const [w, l] = measured ? driftIn(found, text.row) : changesOf(logps);
+    return el(
+      "li",
+      {},
+      el(
+        "button",
+        {type: "button", "data-pair": text.row, "aria-pressed": String(text.row === chosenPair(found))},
+        el("span", {class: "drift"}, moved(w, unit)),
+        el("span", {class: "drift soft"}, moved(l, unit)),
+        el("span", {class: "prompt"}, text.prompt),
+      ),
+    );
+  });
+  const none = () =>
+    found.detail.problem ?? (data.runs[id].state === "ok" ? "Its evaluation kept no tokens." : "Not evaluated yet.");
+  const list = items.length ? items : [el("li", {class: "soft"}, none())];
+  keepFocus($("worst-list"), () => $("worst-list").replaceChildren(...list));
   $("worst-head").replaceChildren(
     ...["Δz_w", "Δz_l"].map((name) => el("span", {class: "drift"}, symbols(name))),
     "Prompt",
   );
   $("worst-head").hidden = !worst.length;
-  $("worst-unit").textContent = worst.length ? `changes in ${data.head.unit}` : "";
-  if (!worst.length)
-    $("worst-list").replaceChildren(
-      el(
-        "li",
-        {class: "soft"},
-        detail.problem ?? (data.runs[id].state === "ok" ? "Its evaluation kept no tokens." : "Not evaluated yet."),
-      ),
-    );
-  paintPair(found);
-  paintSamples(detail.samples ?? []);
+  const cut = found.most && worst.length >= found.most;
+  const more = cut ? `; this file has ${found.most} of each run, rcray watch all` : "";
+  $("worst-unit").textContent = worst.length ? `changes in ${unit}${more}` : "";
 };
+const moved = (value, unit) => fixed(value, unit === "nats" ? 2 : 3, true); // a mean per token is smaller
 const changesOf = (logps) => {
   const sums = logps.map((text) => unpack(text).reduce((sum, value) => sum + value, 0));
   return [sums[1] - sums[0], sums[3] - sums[2]];
@@ -94,11 +117,12 @@ const paintCloud = (found, detail) => {
   const names = found.names[detail.pairs[0]];
   driftIn(found, names[0]);
   const [w, l] = detail.pairs.drifts;
+  const {unit} = data.runs[focus()];
   const plot = frame("cloud", {
     x: padded(extent([...w, 0])),
     y: padded(extent([...l, 0])),
-    xTitle: `Δz_w of a pair (${data.head.unit})`,
-    yTitle: `Δz_l of a pair (${data.head.unit})`,
+    xTitle: `Δz_w of a pair (${unit})`,
+    yTitle: `Δz_l of a pair (${unit})`,
     height: 270,
   });
   const {layer, X, Y} = plot;
@@ -120,7 +144,7 @@ const paintCloud = (found, detail) => {
       tip.show(
         event,
         name,
-        `Δz_w ${fixed(w[i], 2, true)}, Δz_l ${fixed(l[i], 2, true)}`,
+        `Δz_w ${moved(w[i], unit)}, Δz_l ${moved(l[i], unit)} ${unit}`,
         kept ? kept.prompt : "text is kept of the most displaced only",
       ),
     );
@@ -130,26 +154,55 @@ const paintCloud = (found, detail) => {
   });
 };
 
-// A token's colour: what its log-probability gained (blue) or lost (orange), at most two nats deep.
+// A token's colour: what its log-probability gained (blue) or lost (orange), at most two nats deep. An answer is one stop
+// of the Tab key, and the arrows go on from there: a long one is no wall.
 const tokensOf = (tokens, start, trained) =>
   el(
     "p",
     {class: "tokens"},
     tokens.map((token, i) => {
-      const moved = trained[i] - start[i];
-      const depth = Math.round(Math.min(1, Math.abs(moved) / 2) * 10);
+      const gained = trained[i] - start[i];
+      const depth = Math.round(Math.min(1, Math.abs(gained) / 2) * 10);
       return el(
         "span",
         {
-          class: `token ${moved < 0 ? "lost" : "won"}-${depth}`,
-          "data-change": moved.toFixed(4),
-          tabindex: 0,
-          title: `${fixed(start[i], 2)} → ${fixed(trained[i], 2)} nats (${fixed(moved, 2, true)})`,
+          class: `token ${gained < 0 ? "lost" : "won"}-${depth}`,
+          "data-change": gained.toFixed(4),
+          "data-said": `${fixed(start[i], 2)} → ${fixed(trained[i], 2)} nats (${fixed(gained, 2, true)})`,
+          tabindex: i ? -1 : 0,
+          "aria-describedby": "tip",
         },
         token.replaceAll("\n", "⏎\n"),
       );
     }),
   );
+
+const tokenAt = ({target}) => target.closest("#pair [data-said]");
+const stepTo = (token, next) => {
+  if (!next) return;
+  token.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+};
+$("pair").addEventListener("pointermove", (event) => {
+  const token = tokenAt(event);
+  if (token) tip.show(event, token.dataset.said);
+  else tip.hide();
+});
+$("pair").addEventListener("pointerleave", tip.hide);
+$("pair").addEventListener("focusin", (event) => {
+  const token = tokenAt(event);
+  if (!token) return;
+  const {left, bottom} = token.getBoundingClientRect();
+  tip.show({clientX: left - 14, clientY: bottom - 8}, token.dataset.said);
+});
+$("pair").addEventListener("focusout", tip.hide);
+$("pair").addEventListener("keydown", (event) => {
+  const token = tokenAt(event);
+  if (!token || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+  event.preventDefault();
+  stepTo(token, event.key === "ArrowLeft" ? token.previousElementSibling : token.nextElementSibling);
+});
 
 const paintPair = (found) => {
   const name = chosenPair(found);
@@ -159,11 +212,11 @@ const paintPair = (found) => {
   const entry = (found.detail.displaced ?? []).find(([number]) => found.texts[number].row === name);
   const drift = driftIn(found, name);
   const other = state.base && driftIn(basePairs, name);
-  const facts = drift ? [`Δz_w ${fixed(drift[0], 2, true)}, Δz_l ${fixed(drift[1], 2, true)} ${data.head.unit}`] : [];
+  const {unit} = data.runs[focus()];
+  const both = ([w, l]) => `${moved(w, unit)}, ${moved(l, unit)}`;
+  const facts = drift ? [`Δz_w ${moved(drift[0], unit)}, Δz_l ${moved(drift[1], unit)} ${unit}`] : [];
   if (other && drift)
-    facts.push(
-      `the pinned cell: ${fixed(other[0], 2, true)}, ${fixed(other[1], 2, true)} (difference ${fixed(drift[0] - other[0], 2, true)}, ${fixed(drift[1] - other[1], 2, true)})`,
-    );
+    facts.push(`the pinned cell: ${both(other)} (difference ${both(drift.map((value, i) => value - other[i]))})`);
   const head = el(
     "div",
     {class: "card-head"},

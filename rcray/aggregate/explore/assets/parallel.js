@@ -1,9 +1,12 @@
 // Parallel coordinates: the fields that vary, then what came of them. A line is a setting.
 
 const AXES = 6; // numbers at most, behind the fields
+const LINE = 13; // of text: words and numbers on an axis are so far apart at least
+const LETTERS = 16; // of a word on an axis
 
 const axesOf = () => {
   const groups = visible();
+  const based = data.groups.has(state.base);
   const fields = data.head.fields.map((field, i) => ({
     key: field.path,
     title: field.title,
@@ -16,6 +19,7 @@ const axesOf = () => {
     title: number.unit ? `${number.title} (${number.unit})` : number.title,
     numeric: true,
     number,
+    minus: based,
     value: (group) => (group.key === state.base ? 0 : (numberOf(group, i).value ?? null)),
   }));
   return [...fields, ...numbers].map((axis) => {
@@ -28,21 +32,30 @@ const axesOf = () => {
         ticks: words.map((word) => [at.get(word), word]),
         place: (group) => at.get(String(axis.value(group))) ?? null,
         words: true,
+        has: (group, chosen) => chosen.includes(String(axis.value(group))),
+        spans: (chosen) => words.filter((word) => chosen.includes(word)).map((word) => [at.get(word), at.get(word)]),
+        range: (low, high) => words.filter((word) => at.get(word) >= low && at.get(word) <= high),
       };
     }
     const bend = axis.log ? Math.log10 : (value) => value;
+    const unbend = (value) => Number((axis.log ? 10 ** value : value).toPrecision(6));
     const [low, high] = padded(extent(values.map(bend)), 0.04);
     const place = (value) => (bend(value) - low) / (high - low || 1);
     const few = [...new Set(values)].sort((a, b) => a - b);
     const text = (value) => (axis.number ? shown(axis.number, value) : Number(value.toPrecision(3)).toString());
+    const scale = axis.number?.percent ? 100 : 1;
+    const round = () => {
+      const all = ticksOf([scale * low, scale * high], 4);
+      return scale === 100 && !axis.minus ? sharesOf(all) : all;
+    };
     const ticks = !few.length
       ? [] // no number, no scale
       : few.length <= 6 && !axis.number
         ? few.map((value) => [place(value), text(value)])
-        : ticksOf(axis.number?.percent ? [100 * low, 100 * high] : [low, high], 4).map(([value, word]) => {
-            const own = axis.number?.percent ? value / 100 : value;
-            return [(own - low) / (high - low || 1), axis.log ? Number((10 ** own).toPrecision(2)).toString() : word];
-          });
+        : round().map(([value, word]) => [
+            (value / scale - low) / (high - low || 1),
+            axis.log ? Number((10 ** value).toPrecision(2)).toString() : word,
+          ]);
     return {
       ...axis,
       ticks,
@@ -50,6 +63,12 @@ const axesOf = () => {
         const value = axis.value(group);
         return value === null || value === undefined ? null : place(value);
       },
+      has: (group, [from, to]) => {
+        const value = axis.value(group);
+        return value !== null && value !== undefined && value >= from && value <= to;
+      },
+      spans: ([from, to]) => (few.length ? [[place(from), place(to)]] : []),
+      range: (from, to) => [from, to].map((share) => unbend(low + share * (high - low))),
     };
   });
 };
@@ -59,9 +78,7 @@ const within = (axes, brushes) =>
     .filter((group) =>
       axes.every((axis) => {
         const range = brushes[axis.key];
-        if (!range) return true;
-        const place = axis.place(group);
-        return place !== null && place >= range[0] - 1e-6 && place <= range[1] + 1e-6;
+        return !range || axis.has(group, range);
       }),
     )
     .map((group) => group.key);
@@ -69,12 +86,22 @@ const within = (axes, brushes) =>
 const paintParallel = () => {
   const axes = axesOf();
   const box = $("parallel").querySelector(".plot");
-  const wide = Math.max(axes.length * 100, box.clientWidth);
-  const [top, tall, left] = [34, 176, 70];
+  if (!axes.length) {
+    $("parallel-note").textContent = "";
+    return nothing("parallel", "Nothing varies between the cells, and nothing was measured yet.");
+  }
+  const wide = Math.max(axes.length * 90, box.clientWidth);
+  const most = Math.max(...axes.map((axis) => (axis.words ? axis.ticks.length : 0)));
+  const first = axes[0].ticks.map(([, text]) => Math.min(text.length, LETTERS));
+  const [top, tall, left] = [40, Math.max(170, most * LINE), Math.max(70, 14 + 7 * Math.max(0, ...first))];
   const gap = (wide - left - 56) / Math.max(1, axes.length - 1);
   const X = (i) => left + i * gap;
   const Y = (place) => top + tall * (1 - place);
-  const svg = draw("svg", {width: wide, height: top + tall + 26, role: "img"});
+  const named = `${headingOf("parallel")}: a line for each of ${visible().length} cells over ${axes.length} axes`;
+  const svg = draw("svg", {width: wide, height: top + tall + 26, role: "group", "aria-label": named});
+  const more = data.head.numbers.length - AXES;
+  const rest = more > 0 ? ` ${more} more ${more === 1 ? "number is" : "numbers are"} in the table.` : "";
+  $("parallel-note").textContent = `Drag along an axis, or select a word, to choose cells.${rest}`;
   const lines = draw("g", {class: "lines"});
   const groups = visible().sort((a, b) => isShown(a.key) - isShown(b.key));
   for (const group of groups) {
@@ -103,41 +130,57 @@ const paintParallel = () => {
     tip.hide();
   });
   lines.addEventListener("click", (event) => event.target.dataset.key && toggle(event.target.dataset.key));
-  box.replaceChildren(svg);
+  keepFocus(box, () => box.replaceChildren(svg));
 };
 
 const axisOf = (axis, axes, x, Y, top, tall, svg) => {
   const part = draw("g", {class: "axis", "data-axis": axis.key, transform: `translate(${x.toFixed(1)} 0)`});
-  const title = draw("text", {class: "title", x: 0, y: 16, "text-anchor": "middle"}, symbols(axis.title, draw));
+  const title = draw(
+    "text",
+    {class: "title", x: 0, y: 14, "text-anchor": "middle"},
+    symbols(axis.title, draw),
+    axis.minus ? draw("tspan", {class: "minus", x: 0, dy: 13}, "minus the pinned") : null,
+  );
   const line = draw("line", {x1: 0, x2: 0, y1: top, y2: top + tall});
   const grip = draw("rect", {class: "grip", x: -14, y: top - 6, width: 28, height: tall + 12});
   part.append(title, line, grip);
+  let last = -Infinity; // where a number was written
   for (const [place, text] of axis.ticks) {
-    const word = draw(
-      "text",
-      {
-        class: axis.words ? "tick word" : "tick",
-        x: -7,
-        y: Y(place) + 4,
-        "text-anchor": "end",
-        "data-word": axis.words ? text : null,
-      },
-      text.length > 16 ? `${text.slice(0, 15)}…` : text,
-    );
-    if (axis.words) word.addEventListener("click", () => brush(axes, axis.key, [place - 0.01, place + 0.01]));
-    part.append(draw("line", {x1: -4, x2: 0, y1: Y(place), y2: Y(place)}), word);
+    part.append(draw("line", {x1: -4, x2: 0, y1: Y(place), y2: Y(place)}));
+    if (!axis.words && tall * (place - last) < LINE) continue;
+    last = place;
+    const own = {class: "tick", x: -7, y: Y(place) + 4, "text-anchor": "end"};
+    const word = draw("text", own, text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}…` : text);
+    if (axis.words) {
+      fill(
+        word,
+        {
+          class: "tick word",
+          "data-word": text,
+          "data-of": axis.key,
+          tabindex: 0,
+          role: "button",
+          "aria-label": `${axis.title}: ${text}`,
+          "aria-pressed": String(state.brushes[axis.key]?.includes(text) ?? false),
+        },
+        [],
+      );
+      word.addEventListener("click", () => brush(axes, axis.key, [text]));
+      word.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        brush(axes, axis.key, [text]);
+      });
+    }
+    part.append(word);
   }
-  const range = state.brushes[axis.key];
-  if (range)
-    part.append(
-      draw("rect", {
-        class: "brush",
-        x: -9,
-        width: 18,
-        y: Y(Math.min(1.03, range[1])),
-        height: Math.max(4, Y(Math.max(-0.03, range[0])) - Y(Math.min(1.03, range[1]))),
-      }),
-    );
+  const held = (place) => Math.max(-0.03, Math.min(1.03, place)); // what lies beyond the axis is drawn at its end
+  for (const [low, high] of axis.spans(state.brushes[axis.key] ?? (axis.words ? [] : [NaN, NaN]))) {
+    if (!Number.isFinite(low)) continue;
+    const [y0, y1] = [Y(held(high)), Y(held(low))];
+    const room = Math.max(0, (8 - (y1 - y0)) / 2);
+    part.append(draw("rect", {class: "brush", x: -9, width: 18, y: y0 - room, height: y1 - y0 + 2 * room}));
+  }
   let shade = null;
   const own = draw("g", {});
   part.append(own);
@@ -156,10 +199,16 @@ const axisOf = (axis, axes, x, Y, top, tall, svg) => {
     shade.setAttribute("height", Math.abs(to - from));
   });
   grip.addEventListener("pointerup", (event) => {
+    if (from === null) return; // pressed elsewhere
     const [begun, to] = [from, height(event)];
     from = null;
     if (Math.abs(to - begun) < 4) brush(axes, axis.key, null);
-    else brush(axes, axis.key, [unY(Math.max(begun, to)), unY(Math.min(begun, to))]);
+    else brush(axes, axis.key, axis.range(unY(Math.max(begun, to)), unY(Math.min(begun, to))));
+  });
+  grip.addEventListener("pointercancel", () => {
+    from = null;
+    shade?.remove();
+    shade = null;
   });
   return part;
 };

@@ -1,5 +1,6 @@
 // Where the data comes from: the page itself, or the server that it came from. Both answer alike.
 
+const COLOURS = 12; // of style.css
 const data = {head: null, runs: {}, groups: new Map(), version: 0};
 const LIVE = document.body.dataset.live === "yes";
 const POLL = 1500; // milliseconds
@@ -10,11 +11,16 @@ const ask = async (path) => {
   return answer.json();
 };
 
+// What was answered to a question, as long as it is the newest; a failure is no answer.
 const remember = (make) => {
   const known = new Map();
-  return (key) => {
-    if (!known.has(key)) known.set(key, make(key));
-    return known.get(key);
+  return (key, stamp = "") => {
+    if (known.get(key)?.stamp !== stamp) {
+      const entry = {stamp, answer: make(key)};
+      known.set(key, entry);
+      entry.answer.catch(() => known.get(key) === entry && known.delete(key));
+    }
+    return known.get(key).answer;
   };
 };
 
@@ -42,23 +48,23 @@ const embedded = () => {
           return [j < i ? value : -value, half, paired];
         });
       }
-      return {metrics, of};
+      return {metrics, of, note: whole.differences.note};
     }),
   };
 };
 
 const served = () => {
-  const at = (what) => remember(async (key) => ask(`${what}/${encodeURIComponent(key.split(" ")[0])}`));
+  const at = (what) => remember(async (key) => ask(`${what}/${encodeURIComponent(key)}`));
   const [details, records, differences] = [at("details"), at("records"), at("differences")];
-  const now = (run) => `${run} ${data.runs[run]?.step} ${data.runs[run]?.state}`; // what it was then is not what it is
+  const now = (run) => `${data.runs[run]?.step} ${data.runs[run]?.state}`; // what it was then is not what it is
   return {
     load: () => ask(`state?after=${data.version}`),
     details: async (run) => {
-      const found = await details(now(run));
+      const found = await details(run, now(run));
       return {...found, detail: found.runs[run] ?? {}};
     },
-    records: (run) => records(now(run)),
-    differences: (base) => differences(`${base} ${data.version}`),
+    records: (run) => records(run, now(run)),
+    differences: (base) => differences(base, data.headVersion), // a step more of a running cell does not change them
   };
 };
 const source = LIVE ? served() : embedded();
@@ -68,12 +74,13 @@ const take = (said) => {
   const same = said.version !== undefined && said.version === data.version;
   data.head = said.head;
   data.version = said.version ?? 1;
+  data.headVersion = said.head_version ?? 1;
   Object.assign(data.runs, said.runs);
   const known = new Set(said.head.groups.flatMap((group) => group.runs));
   for (const run of Object.keys(data.runs)) if (!known.has(run)) delete data.runs[run];
   const colours = [...new Set(said.head.groups.map((group) => group.objective))];
   data.groups = new Map(
-    said.head.groups.map((group) => [group.key, {...group, colour: `c${colours.indexOf(group.objective) % 12}`}]),
+    said.head.groups.map((group) => [group.key, {...group, colour: `c${colours.indexOf(group.objective) % COLOURS}`}]),
   );
   data.colours = colours;
   data.means = new Map();
@@ -89,8 +96,9 @@ const curveOf = (run, column, finer = null) => {
     const name = column === "root_kl" ? "probe_kl" : column;
     const [kind, ...parts] = curves.y[name];
     let [y, low, high] = parts.map(unpack);
+    const width = kind === "d" ? curves.width : 1; // steps in a bucket, whose last one is x
     if (column === "root_kl") y = y.map((value) => Math.sqrt(Math.max(0, value)));
-    kept.set(column, {x: unpack(curves.x[kind]), y, low, high});
+    kept.set(column, {x: unpack(curves.x[kind]), y, low, high, width});
   }
   return kept.get(column);
 };
@@ -109,11 +117,12 @@ const meanOf = (group, column) => {
   const key = `${group.key} ${column}`;
   if (!data.means.has(key)) {
     const sums = new Map();
-    let seeds = 0;
+    let [seeds, width] = [0, 1];
     for (const id of group.runs) {
       const curve = data.runs[id] && curveOf(data.runs[id], column);
       if (!curve?.x.length) continue;
       seeds += 1;
+      width = Math.max(width, curve.width);
       curve.x.forEach((x, i) => {
         if (!Number.isFinite(curve.y[i])) return;
         const sum = sums.get(x) ?? [0, 0, 0];
@@ -129,11 +138,17 @@ const meanOf = (group, column) => {
       const [n, , squares] = sums.get(at);
       return n > 1 ? Math.sqrt(Math.max(0, (squares - n * mean[i] ** 2) / (n - 1))) : 0;
     });
-    data.means.set(key, {x, y: mean, spread, seeds});
+    data.means.set(key, {x, y: mean, spread, seeds, width});
   }
   return data.means.get(key);
 };
 
+// The bucket that a step lies in: its place, its first and its last step. Where every point is one step, that one.
+const bucketAt = (curve, step) => {
+  let i = at(curve, step);
+  if (curve.width > 1 && curve.x[i] < step && i + 1 < curve.x.length) i += 1;
+  return {i, first: Math.floor((curve.x[i] - 1) / curve.width) * curve.width + 1, last: curve.x[i]};
+};
 const at = (curve, step) => {
   // the last point up to a step
   if (!curve?.x.length) return -1;

@@ -11,14 +11,19 @@ const fresh = () => ({
   run: null, // whose band, moves and pairs are shown
   pair: null,
   zoom: false,
-  brushes: {}, // axis: [low, high] of its height
+  opened: new Set(), // keys of settings whose seeds are listed
+  brushes: {}, // axis: [low, high] of its values, or the words that were chosen of it
 });
 let state = fresh();
 
 const readHash = () => {
   const said = new URLSearchParams(location.hash.slice(1));
   const view = fresh();
-  view.selected = new Set((said.get("sel") ?? "").split(",").filter(Boolean));
+  for (const [name, field] of [
+    ["sel", "selected"],
+    ["open", "opened"],
+  ])
+    view[field] = new Set((said.get(name) ?? "").split(",").filter(Boolean));
   for (const name of ["base", "curve", "run", "pair"]) view[name] = said.get(name);
   view.filter = said.get("filter") ?? "";
   view.step = Number(said.get("step")) || null;
@@ -27,8 +32,13 @@ const readHash = () => {
   const sort = (said.get("sort") ?? "").match(/^(-?)(.+)$/);
   view.sort = sort && [sort[2], sort[1] ? -1 : 1];
   for (const part of said.getAll("axis")) {
-    const [low, high, ...path] = part.split(":");
-    if (path.length && Number(low) <= Number(high)) view.brushes[path.join(":")] = [Number(low), Number(high)];
+    try {
+      const [path, ...range] = JSON.parse(part);
+      const words = range.every((value) => typeof value === "string");
+      if (words || (range.length === 2 && range[0] <= range[1])) view.brushes[path] = range; // no word: none is chosen
+    } catch {
+      // of another version, or cut off on its way: the cells that it chose are named anyway
+    }
   }
   return view;
 };
@@ -36,11 +46,11 @@ const readHash = () => {
 const hashOf = (view) => {
   const said = new URLSearchParams();
   if (view.selected.size) said.set("sel", [...view.selected].join(","));
+  if (view.opened.size) said.set("open", [...view.opened].join(","));
   for (const name of ["base", "curve", "step", "run", "pair", "filter"]) if (view[name]) said.set(name, view[name]);
   for (const name of ["seeds", "zoom"]) if (view[name]) said.set(name, "");
   if (view.sort) said.set("sort", (view.sort[1] < 0 ? "-" : "") + view.sort[0]);
-  for (const [path, [low, high]] of Object.entries(view.brushes))
-    said.append("axis", `${low.toFixed(3)}:${high.toFixed(3)}:${path}`);
+  for (const [path, range] of Object.entries(view.brushes)) said.append("axis", JSON.stringify([path, ...range]));
   const text = said
     .toString()
     .replaceAll("%2C", ",")
@@ -53,6 +63,20 @@ const painters = []; // [what it depends on, what it draws]
 let pending = null;
 const WHOLE = ["data", ...Object.keys(fresh())];
 
+// The address follows the view, ten times a second at most: browsers refuse more than that.
+let written = {at: 0, later: null};
+const writeHash = () => {
+  if (written.later) return;
+  const wait = written.at + 100 - performance.now();
+  const write = () => {
+    written = {at: performance.now(), later: null};
+    const hash = hashOf(state);
+    if (hash !== location.hash) history.replaceState(null, "", hash || location.pathname + location.search);
+  };
+  if (wait <= 0) write();
+  else written.later = setTimeout(write, wait);
+};
+
 // Draws what depends on the names given, once a frame; the address follows.
 const repaint = (...names) => {
   if (!pending) {
@@ -61,8 +85,7 @@ const repaint = (...names) => {
       const changed = pending;
       pending = null;
       for (const [needs, paint] of painters) if (needs.some((name) => changed.has(name))) paint();
-      const hash = hashOf(state);
-      if (hash !== location.hash) history.replaceState(null, "", hash || location.pathname + location.search);
+      writeHash();
     });
   }
   names.forEach((name) => pending.add(name));
@@ -89,13 +112,20 @@ for (const name of ["pointerup", "pointercancel", "blur"])
     true,
   );
 
+// A run that was chosen goes with the cells that it is one of.
 const change = (patch) => {
   Object.assign(state, patch);
-  repaint(...Object.keys(patch));
+  const names = Object.keys(patch);
+  if (state.run && (names.includes("selected") || names.includes("filter")) && !runsToShow().includes(state.run)) {
+    Object.assign(state, {run: null, pair: null});
+    names.push("run", "pair");
+  }
+  repaint(...names);
 };
 const onPaint = (needs, paint) => painters.push([needs, paint]);
 
 const select = (keys, brushes = {}) => change({selected: new Set(keys), brushes});
+const clear = () => change({selected: new Set(), brushes: {}, run: null, pair: null});
 const toggle = (key) => {
   const selected = new Set(state.selected);
   if (!selected.delete(key)) selected.add(key);

@@ -32,7 +32,7 @@ const refine = async () => {
   const key = `${id} ${run?.step}`;
   if (!LIVE || !run || !(run.curves?.width > 1) || finer.key === key) return;
   finer = {run: id, key, curves: finer.run === id ? finer.curves : null};
-  const curves = await source.records(id);
+  const curves = await source.records(id).catch(() => null); // the coarser ones stay
   if (finer.key === key && curves?.x) {
     finer.curves = curves;
     repaint("finer");
@@ -67,7 +67,9 @@ const paintCurves = () => {
   );
   if (!groups.length) {
     $("curve-said").textContent = "";
-    return nothing("curves", chosenGroups().length ? "No step was recorded yet." : NOTHING_CHOSEN);
+    const stepped = runsToShow().some((id) => data.runs[id].curves?.x);
+    const why = stepped ? "These cells have no record of this." : "No step was recorded yet.";
+    return nothing("curves", chosenGroups().length ? why : NOTHING_CHOSEN);
   }
   const few = groups.length <= 12;
   const values = groups.flatMap((group) => {
@@ -124,11 +126,15 @@ const paintCurves = () => {
   cursor(plot, stepNow());
   const said = groups.slice(0, 4).map((group) => {
     const mean = meanOf(group, choice.key);
-    const i = at(mean, stepNow());
-    return `${group.label}: ${fixed(mean.y[i], 3)}`;
+    return `${group.label}: ${fixed(mean.y[bucketAt(mean, stepNow()).i], 3)}`;
   });
-  $("curve-said").textContent =
-    `Step ${stepNow()}${choice.unit ? ` (${choice.unit})` : ""}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}${few && data.head.several ? " Band: ± one standard deviation over seeds." : ""}`;
+  const width = Math.max(...groups.map((group) => meanOf(group, choice.key).width));
+  const where = width > 1 ? `Around step ${stepNow()}, means of ${width} steps` : `Step ${stepNow()}`;
+  $("curve-said").textContent = [
+    `${where}${choice.unit ? ` (${choice.unit})` : ""}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}`,
+    few && data.head.several ? "Band: ± one standard deviation over seeds." : "",
+    base ? "Curves stay as they are: they are no differences from the pinned cell." : "",
+  ].join(" ");
   scrub("curves", plot);
 };
 
@@ -176,17 +182,34 @@ const paintBand = () => {
   );
   const step = stepNow();
   cursor(plot, step);
-  const [i, j] = [at(ratio, step), at(lower, step)];
-  layer.append(draw("circle", {class: `here ${group.colour}`, cx: X(ratio.x[i]), cy: Y(ratio.y[i]), r: 4}));
+  const {i, first, last} = bucketAt(ratio, step);
+  const j = at(lower, step);
+  if (Number.isFinite(ratio.y[i]))
+    layer.append(draw("circle", {class: `here ${group.colour}`, cx: X(ratio.x[i]), cy: Y(ratio.y[i]), r: 4}));
   const edge = (value) => (Math.abs(value) > 20 ? "open" : fixed(value, 2, true));
-  let said = `Step ${ratio.x[i]}: log r ${fixed(ratio.y[i], 2, true)}`;
+  const [least, greatest] = [ratio.low ?? ratio.y, ratio.high ?? ratio.y].map((values) => values[i]);
+  let said = `Step ${last}: log r ${fixed(ratio.y[i], 2, true)}`;
+  if (first < last)
+    said = `Steps ${first} to ${last}: log r ${fixed(ratio.y[i], 2, true)} on average (${fixed(least, 2, true)} to ${fixed(greatest, 2, true)})`;
   if (j >= 0) {
-    const inside = lower.y[j] <= ratio.y[i] && ratio.y[i] <= upper.y[j];
+    const [inside, outside] = [
+      lower.y[j] <= least && greatest <= upper.y[j],
+      greatest < lower.y[j] || least > upper.y[j],
+    ];
+    const verdict = inside ? ", inside" : outside ? ", outside" : Number.isNaN(least) ? "" : ", some of them inside";
     const empty = lower.y[j] > upper.y[j];
-    said += `; true band at step ${lower.x[j]}: ${empty ? "empty" : `${edge(lower.y[j])} to ${edge(upper.y[j])}, ${inside ? "inside" : "outside"}`}`;
+    said += `; true band at step ${lower.x[j]}: ${empty ? "empty" : `${edge(lower.y[j])} to ${edge(upper.y[j])}${verdict}`}`;
   }
   $("band-said").textContent = `${said}. Shade: the band of the update; dotted: the band at the head.`;
   scrub("band", plot);
+};
+
+// The interval that a step lies in; past the last probe, where the next one is still to come, the last interval. None
+// where both probes around the step are there and nothing was foreseen between them.
+const intervalAt = (all, step, probed) => {
+  const begun = all.filter(([start]) => start <= step).pop();
+  if (!begun) return all.length && probed >= all[0][1] ? all[0] : null;
+  return step < begun[1] || probed <= begun[1] ? begun : null;
 };
 
 const paintMoves = () => {
@@ -196,9 +219,7 @@ const paintMoves = () => {
   const probes = ["probe_z_w", "probe_z_l"].map((column) => run && curveOf(run, column));
   const i = at(probes[0], step);
   const next = probes[0] ? Math.min(i + 1, probes[0].x.length - 1) : -1;
-  const foreseen =
-    all.find(([start, end]) => start <= step && step < end) ??
-    (all.length && step >= all[all.length - 1][1] ? null : all[0]);
+  const foreseen = intervalAt(all, step, next < 0 ? -1 : probes[0].x[next]);
   if (!all.length && !(next > 0)) {
     $("moves-said").textContent = "";
     return nothing("moves", run ? "No interval between two probes yet." : NOTHING_CHOSEN);
@@ -220,34 +241,28 @@ const paintMoves = () => {
       .map((end) => Math.abs(end[axis]))
       .filter(Number.isFinite)
       .sort((a, b) => a - b);
-    const reach =
-      Math.max(
-        sizes[Math.floor(0.95 * (sizes.length - 1))],
-        Math.abs(came[axis]),
-        foreseen ? Math.abs(foreseen[2 + axis]) : 0,
-        1e-6,
-      ) * 1.15;
+    const here = [came[axis], foreseen ? foreseen[2 + axis] : 0].filter(Number.isFinite).map(Math.abs);
+    const reach = Math.max(sizes[Math.floor(0.95 * (sizes.length - 1))], ...here, 1e-6) * 1.15;
     return [-reach, reach];
   };
   const plot = frame("moves", {
     x: typical(0),
     y: typical(1),
-    xTitle: `move of z_w (${data.head.unit})`,
-    yTitle: `move of z_l (${data.head.unit})`,
+    xTitle: `move of z_w (${run.unit})`,
+    yTitle: `move of z_l (${run.unit})`,
     height: 250,
   });
   const {layer, X, Y} = plot;
   zeroLines(plot);
+  // A move that is no number has no place.
+  const dot = (kind, [x, y], r) =>
+    Number.isFinite(x) && Number.isFinite(y) ? [draw("circle", {class: kind, cx: X(x), cy: Y(y), r})] : [];
   for (const each of all)
-    layer.append(
-      draw("circle", {class: "ghost foreseen", cx: X(each[2]), cy: Y(each[3]), r: 2}),
-      draw("circle", {class: "ghost made", cx: X(each[4]), cy: Y(each[5]), r: 2}),
-    );
-  const arrow = (kind, [x, y]) =>
-    layer.append(
-      draw("line", {class: `arrow ${kind}`, x1: X(0), y1: Y(0), x2: X(x), y2: Y(y)}),
-      draw("circle", {class: `tip ${kind}`, cx: X(x), cy: Y(y), r: kind === "made" ? 4.5 : 7}),
-    );
+    layer.append(...dot("ghost foreseen", each.slice(2, 4), 2), ...dot("ghost made", each.slice(4, 6), 2));
+  const arrow = (kind, [x, y]) => {
+    const end = dot(`tip ${kind}`, [x, y], kind === "made" ? 4.5 : 7);
+    if (end.length) layer.append(draw("line", {class: `arrow ${kind}`, x1: X(0), y1: Y(0), x2: X(x), y2: Y(y)}), ...end);
+  };
   arrow("made", came);
   if (foreseen) arrow("foreseen", [foreseen[2], foreseen[3]]); // dashes and a ring: what came shows through
   const word = (kind) => el("strong", {class: kind}, kind);
@@ -303,10 +318,12 @@ const stopPlaying = () => {
   clearInterval(playing);
   playing = null;
   $("play").textContent = "▶";
+  $("play").setAttribute("aria-label", "play");
 };
 $("play").addEventListener("click", () => {
   if (playing) return stopPlaying();
   $("play").textContent = "❚❚";
+  $("play").setAttribute("aria-label", "pause");
   let step = stepNow() >= lastStep() ? 1 : stepNow();
   playing = setInterval(() => {
     step = Math.min(lastStep(), step + Math.max(1, Math.round(lastStep() / 120)));

@@ -1,6 +1,5 @@
 // The cells: a row for each setting, its seeds below it on demand, numbers as they are or against the pinned one.
 
-const opened = new Set(); // settings whose seeds are listed
 let against = null; // differences from the pinned setting, once they are there
 
 const states = (group) => group.runs.map((id) => data.runs[id]?.state ?? "pending");
@@ -16,15 +15,23 @@ const choosing = () => state.selected.size > 0 || Object.keys(state.brushes).len
 const isShown = (key) => !choosing() || state.selected.has(key);
 
 // A number of a setting as it is asked for now: its value and half of its interval, or a word.
+const APART = "not comparable";
 const numberOf = (group, index) => {
   const said = group.numbers[index];
-  if (state.base && data.groups.has(state.base) && group.key !== state.base) {
+  const base = data.groups.get(state.base);
+  if (base && group !== base) {
     const number = against?.metrics.indexOf(data.head.numbers[index].key) ?? -1;
     const [value, half, paired] = against?.of[group.key]?.[number] ?? [];
     if (Number.isFinite(value)) return {value, half, paired: paired === 1, difference: true};
-    return {word: typeof said === "string" ? said : against ? "–" : "…"};
+    return {word: whyNone(said, base.numbers[index], number)};
   }
   return typeof said === "string" ? {word: said} : {value: said[0], spread: said[1], half: said[2]};
+};
+const whyNone = (said, pinned, number) => {
+  if (typeof said === "string") return said;
+  if (typeof pinned === "string") return `baseline ${pinned === "–" ? "has none" : pinned}`;
+  if (!against) return "…";
+  return number < 0 ? "not here" : APART;
 };
 
 const numberCell = (number, found) => {
@@ -44,7 +51,7 @@ const numberCell = (number, found) => {
     "td",
     {class: `right ${clear ? (found.value > 0 ? "up" : "down") : "unclear"}`, title: known ? how : range},
     shown(number, found.value, true),
-    el("span", {class: "range"}, known ? range : "–"),
+    el("span", {class: "range"}, known ? range : "no interval"),
   );
 };
 
@@ -58,9 +65,6 @@ const statusOf = (group) => {
 
 const columns = () => [
   {key: "cell", title: "Cell", sort: (group) => group.label},
-  ...data.head.fields
-    .map((field, i) => ({key: field.path, title: field.title, field: i, sort: (group) => group.values[i]}))
-    .filter((column) => !["objective", "calibration", "model"].includes(column.key)),
   {key: "status", title: "Status", sort: (group) => states(group).join()},
   ...data.head.numbers.map((number, i) => ({
     key: number.key,
@@ -71,6 +75,10 @@ const columns = () => [
     help: number.help,
     sort: (group) => numberOf(group, i).value ?? null,
   })),
+  // What varies stands in the names, too: here it sorts, behind what is looked for first.
+  ...data.head.fields
+    .map((field, i) => ({key: field.path, title: field.title, field: i, sort: (group) => group.values[i]}))
+    .filter((column) => !["objective", "calibration", "model"].includes(column.key)),
 ];
 
 const sorted = (groups) => {
@@ -103,10 +111,12 @@ const headOf = (column) =>
   );
 
 // A number of one seed: against the pinned cell's run with the same seed, where one is pinned.
-const seedNumber = (group, run, metric) => {
+const seedNumber = (group, run, number) => {
+  const metric = number.key;
   const base = group.key === state.base ? null : data.groups.get(state.base);
   if (!base) return {value: run.values[metric]};
   const other = base.runs.map((id) => data.runs[id]).find((each) => each?.seed === run.seed);
+  if (number.likelihood && other && other.unit !== run.unit) return {title: APART};
   return {value: run.values[metric] - other?.values[metric], title: `minus the pinned cell's seed ${run.seed}`};
 };
 
@@ -142,7 +152,7 @@ const seedRow = (group, id, list) => {
         el("span", {class: "soft small"}, run.doing || (run.interrupted ? `interrupted, ${steps}` : steps)),
       );
     if (!column.number) return el("td");
-    const {value, title} = seedNumber(group, run, column.number.key);
+    const {value, title} = seedNumber(group, run, column.number);
     return el(
       "td",
       {class: "right soft", title},
@@ -160,6 +170,7 @@ const pinOf = (group, pinned) =>
       class: "pin",
       "data-pin": group.key,
       title: pinned ? "unpin" : "pin as the baseline: every number becomes the difference from it",
+      "aria-label": `pin ${group.label} as the baseline`,
       "aria-pressed": String(pinned),
     },
     "⚑",
@@ -178,11 +189,16 @@ const rowsOf = (group, list) => {
       el(
         "td",
         {class: "first"},
-        el("input", {type: "checkbox", "aria-label": `select ${group.label}`, checked: state.selected.has(group.key)}),
+        el("input", {
+          type: "checkbox",
+          "data-select": group.key,
+          "aria-label": `select ${group.label}`,
+          checked: state.selected.has(group.key),
+        }),
         pinOf(group, pinned),
       ),
       list.map((column) => {
-        if (column.key === "cell") return el("td", {class: "name"}, glyph(group), el("span", {}, group.label));
+        if (column.key === "cell") return el("td", {class: "name"}, glyph(group), el("span", {class: "what"}, group.label));
         if (column.key === "status") {
           const doing = group.runs.map((id) => data.runs[id]?.doing).find(Boolean);
           return el(
@@ -194,10 +210,11 @@ const rowsOf = (group, list) => {
                 type: "button",
                 class: "link",
                 "data-open": group.key,
-                "aria-expanded": String(opened.has(group.key)),
+                "aria-expanded": String(state.opened.has(group.key)),
+                "aria-label": `each seed of ${group.label}`,
                 title: "each seed",
               },
-              opened.has(group.key) ? "▾" : "▸",
+              state.opened.has(group.key) ? "▾" : "▸",
             ),
             statusOf(group),
             doing ? el("span", {class: "soft small"}, doing) : null,
@@ -231,47 +248,61 @@ const rowsOf = (group, list) => {
         el("tr", {class: "note"}, el("td"), el("td", {colspan: span}, many > 1 ? `seed ${run.seed}: ` : "", run.note)),
       );
   }
-  if (opened.has(group.key)) rows.push(...group.runs.map((id) => seedRow(group, id, list)).filter(Boolean));
+  if (state.opened.has(group.key)) rows.push(...group.runs.map((id) => seedRow(group, id, list)).filter(Boolean));
   return rows;
 };
 
 const paintTable = () => {
   const [list, table] = [columns(), $("table")];
-  table.tHead.replaceChildren(
-    el("tr", {}, el("th", {class: "first"}, el("span", {class: "hidden"}, "select, pin")), list.map(headOf)),
-  );
   const groups = sorted(visible());
-  const focused = table.contains(document.activeElement) ? Object.entries(document.activeElement.dataset)[0] : null;
-  const body = el(
-    "tbody",
-    {},
-    groups.length
-      ? groups.map((group) => rowsOf(group, list))
-      : el("tr", {}, el("td", {class: "soft", colspan: list.length + 1}, NO_MATCH)),
-  );
-  table.tBodies[0]?.remove();
-  table.append(body);
-  if (focused) table.querySelector(`[data-${focused[0]}="${CSS.escape(focused[1])}"]`)?.focus({preventScroll: true});
+  keepFocus(table, () => {
+    table.tHead.replaceChildren(
+      el("tr", {}, el("th", {class: "first"}, el("span", {class: "hidden"}, "select, pin")), list.map(headOf)),
+    );
+    const body = el(
+      "tbody",
+      {},
+      groups.length
+        ? groups.map((group) => rowsOf(group, list))
+        : el("tr", {}, el("td", {class: "soft", colspan: list.length + 1}, NO_MATCH)),
+    );
+    table.tBodies[0]?.remove();
+    table.append(body);
+  });
   const runs = Object.keys(data.runs).length;
   const how = data.head.several ? "± standard deviation over seeds" : "± standard error";
   $("cells-note").textContent = state.base
     ? "Differences from the pinned cell, with 95% intervals."
-    : `${data.groups.size} settings, ${runs} runs; ${how}.`;
+    : `${countOf(data.groups.size, "setting")}, ${countOf(runs, "run")}; ${how}.`;
+  if (state.base && against?.note) $("cells-note").textContent += ` ${against.note}`;
+  if (state.base && groups.some((group) => data.head.numbers.some((_, i) => numberOf(group, i).word === APART)))
+    $("cells-note").textContent += ` ${APART}: measured in another way, as sums and means are.`;
   if (groups.length < data.groups.size)
     $("cells-note").textContent += ` ${groups.length} ${groups.length === 1 ? "passes" : "pass"} the filter.`;
 };
 
 onPaint(["data", "selected", "base", "filter", "sort", "differences", "opened", "run"], paintTable);
 
+// A range of values is none of differences: what was chosen by it stays chosen, the range goes.
 const pin = async (key) => {
   against = null;
-  change({base: key});
-  if (!key) return;
-  const found = await source.differences(key);
-  if (state.base === key) {
-    against = found;
-    repaint("differences");
+  const fields = new Set((data.head?.fields ?? []).map((field) => field.path));
+  const kept = Object.entries(state.brushes).filter(([path]) => key === state.base || fields.has(path));
+  change({base: key, brushes: Object.fromEntries(kept)});
+  await compare();
+};
+const compare = async () => {
+  const key = state.base;
+  if (!data.groups.has(key)) return;
+  let found = null;
+  try {
+    found = await source.differences(key);
+  } catch (error) {
+    found = {metrics: [], of: {}, note: `The differences could not be read: ${error.message}.`};
   }
+  if (state.base !== key || found === against) return;
+  against = found;
+  repaint("differences");
 };
 
 $("table").addEventListener("click", (event) => {
@@ -281,8 +312,9 @@ $("table").addEventListener("click", (event) => {
     change({sort: state.sort?.[0] === key && state.sort[1] > 0 ? null : [key, state.sort?.[0] === key ? 1 : -1]});
   } else if (button?.dataset.pin) pin(state.base === button.dataset.pin ? null : button.dataset.pin);
   else if (button?.dataset.open) {
+    const opened = new Set(state.opened);
     if (!opened.delete(button.dataset.open)) opened.add(button.dataset.open);
-    repaint("opened");
+    change({opened});
   } else if (button?.dataset.run) change({run: button.dataset.run, pair: null});
   else if (!button) {
     const row = event.target.closest("tr[data-key]");
