@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rcray.aggregate.collect import collect
+from rcray.aggregate.explore.command import with_chosen
 from rcray.aggregate.exported import Planned, export_ledger, exported_experiments
 from rcray.aggregate.report import Report, origins_of, write_published, write_report
 from rcray.config import Experiment
@@ -43,6 +44,7 @@ def run_report(request: Request) -> Report:
     else:
         assert request.store is not None
         store = Store.open(request.store)
+        planned = [(experiment, with_chosen(store, experiment, cells)) for experiment, cells in planned]
         folder = request.out or _folder(store, [experiment for experiment, _ in planned])
     cells = list({cell.run_id: cell for _, cells in planned for cell in cells}.values())
     names = [experiment.name for experiment, _ in planned]

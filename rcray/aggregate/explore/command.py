@@ -1,16 +1,16 @@
 """What `rcray watch` looks at: the cells of experiment files, or whatever was swept into a store."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rcray.aggregate.explore.page import Subject
 from rcray.aggregate.explore.watch import Watch, Watched
 from rcray.aggregate.exported import cell_of
 from rcray.aggregate.report import names_of, origins_of
-from rcray.config import Experiment
-from rcray.errors import RcrayError, StoreError
-from rcray.records.ledger import LEDGER, read_ledger
+from rcray.config import Experiment, build_run, run_id
+from rcray.errors import ConfigError, RcrayError, StoreError
+from rcray.records.ledger import LEDGER, LedgerEntry, read_ledger
 from rcray.store import Store
 from rcray.sweep.grid import Cell
 
@@ -22,12 +22,39 @@ Asked = tuple[Sequence[str], Experiment, Sequence[Cell]]
 
 
 def watch_experiments(store: Store, asked: Sequence[Asked]) -> Watch:
-    """The cells of experiment files, whether they were started or not."""
+    """The cells of experiment files, whether they were started or not, and those that a search chooses meanwhile."""
     experiments = [experiment for _, experiment, _ in asked]
-    origins = origins_of(asked)
-    cells = list({cell.run_id: cell for _, _, cells in asked for cell in cells}.values())
-    watched = Watched(Subject(*names_of(experiments), origins), cells, [each.name for each in experiments])
-    return Watch(store, lambda: watched)
+    known = list(asked)
+
+    def watched() -> Watched:
+        known[:] = [(command, each, with_chosen(store, each, cells)) for command, each, cells in known]
+        cells = list({cell.run_id: cell for _, _, cells in known for cell in cells}.values())
+        return Watched(Subject(*names_of(experiments), origins_of(known)), cells, [each.name for each in experiments])
+
+    return Watch(store, watched)
+
+
+def with_chosen(store: Store, experiment: Experiment, cells: Sequence[Cell]) -> Sequence[Cell]:
+    """The cells of a file, and those of its ledger that Optuna has chosen: the file names its first batch alone."""
+    search = experiment.search
+    if search is None or search.method != "optuna":
+        return cells
+    known = {cell.run_id: cell for cell in cells}
+    for entry in read_ledger(store.experiment(experiment.name)).cells:
+        if entry.run_id not in known and (chosen := _chosen(entry, cells[0], search.space)):
+            known[entry.run_id] = chosen
+    return list(known.values())
+
+
+def _chosen(entry: LedgerEntry, like: Cell, space: Collection[str]) -> Cell | None:
+    """A ledger's cell, made of one that differs in searched fields alone; None for one of other settings."""
+    point = {path: value for path, value in entry.varied if path in space}
+    try:
+        config = build_run(like.config.model_dump(mode="json"), point, entry.label)
+    except ConfigError as error:
+        log.warning("run %s is left out: %s", entry.run_id, error)
+        return None
+    return Cell(entry.run_id, config, entry.varied) if run_id(config) == entry.run_id else None
 
 
 def watch_store(store: Store) -> Watch:
