@@ -21,7 +21,7 @@ from rcray.aggregate.places import Places
 from rcray.aggregate.published import AVERAGE
 from rcray.aggregate.repeats import repeat_notes
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best, percent
-from rcray.config.benchmarks import BENCHMARKS, benchmark_title
+from rcray.config.benchmarks import BENCHMARKS, benchmark_title, is_share
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,12 @@ def _with_starts(rows: Sequence[RowSpec], starts: Mapping[str, RowSpec]) -> Iter
 
 
 def metrics_of(spec: TableSpec, lines: Sequence[Line]) -> dict[str, Metric]:
-    """The keys of the frame by column; the average is that of all the others."""
+    """The keys of the frame by column; the average is that of shares, the first of each benchmark."""
     keys = {name: metric_key(name, lines) for name in spec.benchmarks}
-    return {**keys, AVERAGE: tuple(keys.values())}
+    first: dict[str, str] = {}
+    for key in filter(is_share, keys.values()):
+        first.setdefault(key.partition("/")[0], key)
+    return {**keys, AVERAGE: tuple(first.values())}
 
 
 def table_of_runs(spec: TableSpec, places: Places) -> Table:
@@ -75,7 +78,7 @@ def table_of_runs(spec: TableSpec, places: Places) -> Table:
     marked = mark(settings, [line.spec.group for line in lines], keys)
     several = has_seeds(settings)
     deltas = _differences(lines, metrics[AVERAGE]) if spec.delta else []
-    columns = _columns(spec, paired=any(delta.paired for delta in deltas))
+    columns = _columns(spec, keys, paired=any(delta.paired for delta in deltas))
     rows = []
     for i, line in enumerate(lines):
         labels = [Entry(text) for text in line.labels]
@@ -90,9 +93,9 @@ def table_of_runs(spec: TableSpec, places: Places) -> Table:
         rows.append(Row(line.spec.group, (*labels, *entries)))
     return Table(
         title=spec.title,
-        notes=(*_notes(several, settings, keys), *_error_notes(several, deltas), *marked.notes),
+        notes=(*_notes(several, settings, keys, metrics[AVERAGE]), *_error_notes(several, deltas), *marked.notes),
         columns=(*columns, *_seed_columns()) if several else columns,
-        rows=tuple(mark_best(rows, range(len(spec.heads), len(spec.heads) + len(metrics)))),
+        rows=tuple(mark_best(rows, _where_more_is_better(columns, metrics))),
         spread_name="std" if several else "stderr",
         name=spec.name,
         subscripts=True,
@@ -117,7 +120,7 @@ def table_of_published(spec: TableSpec) -> Table:
     return Table(
         title=f"{spec.title} (published)",
         notes=tuple(notes),
-        columns=_columns(spec),
+        columns=_columns(spec, [metric_key(name, ()) for name in spec.benchmarks]),
         rows=tuple(mark_best(rows, range(len(spec.heads), len(spec.heads) + len(spec.benchmarks) + 1))),
         name=spec.name,
         subscripts=True,
@@ -146,19 +149,25 @@ def _error_notes(several: bool, deltas: Sequence[Estimate]) -> list[str]:
     return list(error_notes("Δ", several, paired)) if paired else []
 
 
-def _columns(spec: TableSpec, *, paired: bool = False) -> tuple[Column, ...]:
+def _columns(spec: TableSpec, keys: Sequence[str], *, paired: bool = False) -> tuple[Column, ...]:
     heads = tuple(Column(head.lower(), head, align="left") for head in spec.heads)
-    scores = tuple(
-        Column(
-            name, benchmark_title(name), f"{benchmark_title(name)}, percent", percent=True, digits=DIGITS, spread=True
-        )
-        for name in spec.benchmarks
-    )
+    scores = tuple(_score_column(name, is_share(key)) for name, key in zip(spec.benchmarks, keys, strict=True))
     average = Column(AVERAGE, "Average", "plain mean of the row's benchmarks", percent=True, digits=DIGITS,
                      spread=not spec.paper)  # fmt: skip
     delta = Column("delta_average", "Δ", "average with RC minus average without", percent=True, digits=DIGITS,
                    sign=True, spread=paired)  # fmt: skip
     return (*heads, *scores, average, delta) if spec.delta else (*heads, *scores, average)
+
+
+def _score_column(name: str, share: bool) -> Column:
+    title = benchmark_title(name)
+    help = f"{title}, percent" if share else title
+    return Column(name, title, help, percent=share, digits=DIGITS, spread=True)
+
+
+def _where_more_is_better(columns: Sequence[Column], metrics: Mapping[str, Metric]) -> list[int]:
+    """The columns of shares; of a perplexity the highest would be the worst."""
+    return [i for i, column in enumerate(columns) if column.key in metrics and column.percent]
 
 
 def _seed_columns() -> tuple[Column, ...]:
@@ -175,13 +184,16 @@ def _score(setting: Setting | None, key: str, several: bool, letter: str) -> Ent
     if not rows:
         return setting.entry(key, several)
     parts = [f"n = {rows[0].n}", *(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].protocol)]
-    parts += [f"standard error, {name.replace('_', ' ')}: {percent(value):.2f}" for name, value in rows[0].errors]
+    errors = [(name, percent(value) if is_share(key) else value) for name, value in rows[0].errors]
+    parts += [f"standard error, {name.replace('_', ' ')}: {value:.2f}" for name, value in errors]
     return setting.entry(key, several, mark=letter, tip="; ".join(parts))
 
 
 def _average(setting: Setting | None, average: Metric, several: bool) -> Entry:
     if setting is None:
         return Entry(NOT_PLANNED, tone="absent")
+    if not average:
+        return Entry("–", tone="absent", tip="no benchmark here is a share")
     entry = setting.entry(average, several)
     if entry.value is None:
         return replace(entry, tip="an average needs every benchmark")
@@ -189,7 +201,7 @@ def _average(setting: Setting | None, average: Metric, several: bool) -> Entry:
 
 
 def _delta(line: Line, average: Metric) -> Entry:
-    if line.spec.against is None:
+    if line.spec.against is None or not average:
         return Entry("–", tone="absent")
     if line.setting is None:
         return Entry(NOT_PLANNED, tone="absent")
@@ -206,9 +218,15 @@ def _delta(line: Line, average: Metric) -> Entry:
     return Entry(value=value.value, spread=value.stderr if value.paired else value.std)
 
 
-def _notes(several: bool, settings: Sequence[Setting | None], keys: Sequence[str]) -> list[str]:
+def _notes(
+    several: bool, settings: Sequence[Setting | None], keys: Sequence[str], averaged: Sequence[str]
+) -> list[str]:
     kind = "mean ± sample standard deviation over seeds" if several else "± and subscripts: one standard error"
     notes = [f"In percent; {kind}; average: plain mean of the row's benchmarks. Bold: highest of its model."]
+    if plain := [key for key in keys if "/" in key and not is_share(key)]:
+        notes.append(f"Not in percent, not in the average, never bold: {', '.join(plain)}.")
+    if again := [key for key in keys if is_share(key) and key not in averaged]:
+        notes.append(f"Of several metrics of a benchmark the average has the first, and not: {', '.join(again)}.")
     rows = (row for setting in settings if setting for key in keys for row in setting.measured(key).values())
     kinds = {value for row in rows for name, value in row.protocol if name == "stderr_kind"}
     if kinds and not several:

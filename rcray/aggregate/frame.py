@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rcray.config import RunConfig
-from rcray.config.benchmarks import ALPACA_EVAL, BENCHMARKS, PREFERENCE, PREFERENCE_ACCURACY, SAMPLES
+from rcray.config.benchmarks import ALPACA_EVAL, PREFERENCE, PREFERENCE_ACCURACY, SAMPLES, is_share
 from rcray.records.evaluation import MetricRow
 from rcray.records.states import State
 
@@ -112,8 +112,8 @@ def _unit(row: MetricRow, config: RunConfig) -> str:
         return likelihood_unit([config])
     if row.benchmark == SAMPLES:
         return "tokens" if row.metric.startswith("tokens") else SHARE
-    shares = (ACCURACY, RANKING, RANKING_PER_TOKEN)
-    return SHARE if row.name in shares or row.benchmark in (ALPACA_EVAL, *BENCHMARKS) else ""
+    shares = row.name in (ACCURACY, RANKING, RANKING_PER_TOKEN) or row.benchmark == ALPACA_EVAL
+    return SHARE if shares or is_share(row.metric) else ""
 
 
 def _number(value: float | None) -> float:

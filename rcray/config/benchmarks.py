@@ -17,6 +17,14 @@ PREFERENCE_ACCURACY = f"{PREFERENCE}/accuracy"  # what makes a run the best unle
 SAMPLES = "samples"  # answers of start and trained model; not a benchmark either
 ALPACA_EVAL = "alpaca_eval"
 
+#: Metrics of lm-eval's tasks that lie between 0 and 1, so that they are printed in percent and enter an average. Any
+#: other (perplexities, bits per byte, BLEU, which is in percent by itself) is a plain number.
+SHARES = frozenset((
+    "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "acc_all", "exact_match", "em", "f1", "f1_macro", "mc1", "mc2",
+    "pass@1", "pass_at_1", "pct_stereotype", "prompt_level_strict_acc", "prompt_level_loose_acc",
+    "inst_level_strict_acc", "inst_level_loose_acc",
+))  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -88,6 +96,11 @@ def benchmarks_of(name: str) -> tuple[Benchmark, ...]:
     if name in BENCHMARKS:
         return (BENCHMARKS[name],)
     return suite(name) or (Benchmark(Path(name).stem if is_task_file(name) else name, name),)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share: by its own name, without the benchmark before it or the filter behind it."""
+    return metric.rpartition("/")[2].partition(",")[0].partition(".")[0] in SHARES
 
 
 def benchmark_title(name: str) -> str:

@@ -108,7 +108,7 @@ def test_the_frame_is_written_whole(store):
     assert kept["preference/accuracy"] == ("0.8125", "256", "share", "ok")
     assert kept["arc/acc_norm"] == ("0.25", "1172", "share", "ok")
     assert kept["own/perplexity"] == ("12.0", "1172", "", "ok")
-    assert kept["own/acc"] == ("", "1172", "", "degenerate")
+    assert kept["own/acc"] == ("", "1172", "share", "degenerate")
     assert kept["dynamics/in_band"] == ("0.15", "200", "share", "ok")
     assert kept["preference/drift_w"][2] == "nats"
 

@@ -14,7 +14,7 @@ from rcray.aggregate.groups import Comparison, Setting
 from rcray.aggregate.movement import ROOT_KL, TurningPoint, movement_path
 from rcray.aggregate.movement_tables import turn_of
 from rcray.aggregate.tables import percent
-from rcray.config.benchmarks import ALPACA_EVAL
+from rcray.config.benchmarks import ALPACA_EVAL, is_share
 
 _END_PANELS = 3  # scores at the end that fit beside the paths
 _CAPTION = (
@@ -48,7 +48,7 @@ def draw_frontier(model: str, comparisons: Sequence[Comparison]) -> Plot | None:
 
 def _scores(lines: Lines) -> list[str]:
     measured = {key: None for _, s in lines for r in s.finished for key, row in r.metrics.items() if row.ok}
-    benchmarks = [key for key in measured if is_benchmark(key) and not key.startswith(ALPACA_EVAL)]
+    benchmarks = [key for key in measured if is_benchmark(key) and is_share(key) and not key.startswith(ALPACA_EVAL)]
     return [ACCURACY, *benchmarks][:_END_PANELS]
 
 
