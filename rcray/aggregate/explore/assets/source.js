@@ -112,33 +112,35 @@ const intervalsOf = (run) => {
   return run.curves.intervals;
 };
 
-// The mean of a setting's seeds, and how far they are apart (one standard deviation).
+// The mean of a setting's seeds, and how far they are apart (one standard deviation). A bucket that a running seed has
+// not filled yet is the same bucket: its last step is no place of its own. `fewer`: from which step on seeds are missing.
 const meanOf = (group, column) => {
   const key = `${group.key} ${column}`;
   if (!data.means.has(key)) {
+    const curves = group.runs
+      .map((id) => data.runs[id] && curveOf(data.runs[id], column))
+      .filter((curve) => curve?.x.length);
+    const [seeds, width] = [curves.length, Math.max(1, ...curves.map((curve) => curve.width))];
     const sums = new Map();
-    let [seeds, width] = [0, 1];
-    for (const id of group.runs) {
-      const curve = data.runs[id] && curveOf(data.runs[id], column);
-      if (!curve?.x.length) continue;
-      seeds += 1;
-      width = Math.max(width, curve.width);
+    for (const curve of curves)
       curve.x.forEach((x, i) => {
         if (!Number.isFinite(curve.y[i])) return;
-        const sum = sums.get(x) ?? [0, 0, 0];
-        sum[0] += 1;
-        sum[1] += curve.y[i];
-        sum[2] += curve.y[i] ** 2;
-        sums.set(x, sum);
+        const bucket = Math.ceil(x / width);
+        const sum = sums.get(bucket) ?? {x, count: 0, sum: 0, squares: 0};
+        sum.x = Math.max(sum.x, x);
+        sum.count += 1;
+        sum.sum += curve.y[i];
+        sum.squares += curve.y[i] ** 2;
+        sums.set(bucket, sum);
       });
-    }
-    const x = [...sums.keys()].sort((a, b) => a - b);
-    const mean = x.map((at) => sums.get(at)[1] / sums.get(at)[0]);
-    const spread = x.map((at, i) => {
-      const [n, , squares] = sums.get(at);
-      return n > 1 ? Math.sqrt(Math.max(0, (squares - n * mean[i] ** 2) / (n - 1))) : 0;
-    });
-    data.means.set(key, {x, y: mean, spread, seeds, width});
+    const all = [...sums.values()].sort((a, b) => a.x - b.x);
+    const x = all.map((each) => each.x);
+    const mean = all.map((each) => each.sum / each.count);
+    const spread = all.map(({count, squares}, i) =>
+      count > 1 ? Math.sqrt(Math.max(0, (squares - count * mean[i] ** 2) / (count - 1))) : 0,
+    );
+    const fewer = x[all.map(({count}) => count).lastIndexOf(seeds) + 1] ?? null;
+    data.means.set(key, {x, y: mean, spread, seeds, width, fewer});
   }
   return data.means.get(key);
 };

@@ -126,7 +126,14 @@ const paintCurves = () => {
   cursor(plot, stepNow());
   const said = groups.slice(0, 4).map((group) => {
     const mean = meanOf(group, choice.key);
-    return `${group.label}: ${fixed(mean.y[bucketAt(mean, stepNow()).i], 3)}`;
+    const {i} = bucketAt(mean, stepNow());
+    const place = mean.x[i];
+    const elsewhere = mean.width > 1 ? place < stepNow() : place !== stepNow();
+    const about = [
+      elsewhere ? `step ${place}` : "",
+      mean.fewer === null ? "" : `over fewer seeds from step ${mean.fewer}`,
+    ].filter(Boolean);
+    return `${group.label}: ${fixed(mean.y[i], 3)}${about.length ? ` (${about.join(", ")})` : ""}`;
   });
   const width = Math.max(...groups.map((group) => meanOf(group, choice.key).width));
   const where = width > 1 ? `Around step ${stepNow()}, means of ${width} steps` : `Step ${stepNow()}`;
@@ -149,7 +156,8 @@ const paintBand = () => {
   const [low, high] = ["band_lower", "band_upper"].map(focusCurve);
   const finite = [...ratio.y, ...[...lower.y, ...upper.y].filter((value) => Math.abs(value) < 4)];
   const inner = extent(finite);
-  const y = padded([Math.max(inner[0], -6), Math.min(inner[1], 6)], 0.12);
+  const clipped = [Math.max(inner[0], -6), Math.min(inner[1], 6)];
+  const y = padded(clipped[0] < clipped[1] ? clipped : inner, 0.12); // all of it may lie beyond
   const plot = frame("band", {
     x: [0, endStep()],
     y,
