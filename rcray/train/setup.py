@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from rcray.calibration import Calibrator, normalised_gradient, score_parameters
 from rcray.calibration.update import Guard, UpdateCalibrator
@@ -186,12 +187,18 @@ def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
 def build_optimizer(
     trained: list[nn.Parameter], train: TrainConfig, device: torch.device = CPU
 ) -> torch.optim.Optimizer:
-    """Plain descent, or AdamW: torch's, one kernel for all of it on a GPU, or bitsandbytes' with smaller moments."""
+    """Plain descent, or AdamW: torch's, one kernel for all of it on a GPU, or bitsandbytes' with smaller moments.
+
+    That kernel takes no list of whole and sharded tensors; torch goes through those of a sharded model one by one.
+    """
     if train.optimizer == "sgd":
         return torch.optim.SGD(trained, train.learning_rate, train.momentum, weight_decay=train.weight_decay)
     options: dict[str, Any] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(trained, **options, fused=True if device.type != "cpu" else None)
+        fused = True if device.type != "cpu" and not any(isinstance(p, DTensor) for p in trained) else None
+        adamw = torch.optim.AdamW(trained, **options, fused=fused)
+        adamw.register_load_state_dict_pre_hook(_own_kernel)
+        return adamw
     if train.optimizer.startswith("paged") and device.type == "cpu":
         raise ConfigError(
             f"train.optimizer: {train.optimizer!r} pages a GPU's memory, and this run is on the CPU", fix="use adamw"
@@ -206,6 +213,12 @@ def build_optimizer(
     kind = {"adamw8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw8bit": "PagedAdamW8bit"}
     optimizer: torch.optim.Optimizer = getattr(optim, kind[train.optimizer])(trained, **options)
     return optimizer
+
+
+def _own_kernel(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """What is loaded was written on another device, or sharded otherwise, perhaps: its kernel is not taken over."""
+    fused = optimizer.param_groups[0]["fused"]
+    return {**saved, "param_groups": [{**group, "fused": fused} for group in saved["param_groups"]]}
 
 
 def checkpoint_blocks(model: Any) -> None:

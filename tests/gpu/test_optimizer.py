@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rcray.config.training import TrainConfig
 from rcray.train.checkpoint import _in_main_memory
 from rcray.train.setup import build_optimizer
-from rcray.train.sharded import load_optimizer
+from rcray.train.sharded import load_optimizer, whole
 
 CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -44,6 +48,44 @@ def test_adamw_is_one_kernel_for_all_parameters_on_a_gpu_and_the_same_update():
     assert "_fused_adamw_" not in others, "a CPU's runs keep their digits"
     for one, two in zip(fused, plain, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+@pytest.fixture
+def one_worker():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def stepped(device, *, sharded, saved=None):
+    """A body and a head after one update, the body sharded or not, as FSDP leaves a model that is trained in full."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    if sharded:
+        fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
+    optimizer = build_optimizer(list(model.parameters()), TrainConfig(learning_rate=0.1), device)
+    if saved is not None:
+        load_optimizer(optimizer, saved)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return [whole(p) for p in model.parameters()], optimizer
+
+
+def test_a_sharded_model_is_updated_on_a_gpu_as_a_whole_one(one_worker):
+    """Torch's fused kernel takes no list of whole and sharded tensors, and FSDP leaves the head whole."""
+    sharded, _ = stepped(CARD, sharded=True)
+    plain, _ = stepped(CARD, sharded=False)
+    for one, two in zip(sharded, plain, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [(False, True), (True, False)])
+def test_a_run_goes_on_with_its_own_kernel_whoever_wrote_the_checkpoint(one_worker, wrote, reads):
+    """Torch takes over what the saved optimizer was set to: a sharded run would have the kernel of a whole model."""
+    _, before = stepped(CARD, sharded=wrote)
+    _, after = stepped(CARD, sharded=reads, saved=whole(before.state_dict()))
+    assert {group["fused"] for group in after.param_groups} == {None if reads else True}
+    assert {float(moments["step"]) for moments in after.state.values()} == {2.0}
 
 
 def test_moments_that_were_paged_are_paged_again_when_a_run_goes_on(monkeypatch):
