@@ -63,4 +63,8 @@ if ! flock -n 9; then exit 0; fi
 if [ ! -e "$data/mlflow.db" ] && [ -e "$backup/mlflow.db" ]; then cp "$backup/mlflow.db" "$data/mlflow.db"; fi
 export -f serve keep_backups copy_database
 export port data backup
+rm -f "$data/pid"
 nohup setsid bash -c 'echo $$ > "$data/pid"; keep_backups & serve' > "$data/log" 2>&1 < /dev/null &
+for _ in {1..100}; do if [ -s "$data/pid" ]; then exit 0; fi; sleep 0.1; done  # so that who called this can end it
+echo "mlflow.sh: did not start; see $data/log" >&2
+exit 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rcray.data.batch import collate
 from rcray.data.encoded import EncodedPair
-from rcray.data.schedule import LookSchedule
+from rcray.data.schedule import LookSchedule, within_budget
 from rcray.errors import ConfigError
 from rcray.models.inference import pair_sums
 from rcray.models.likelihood import side_logps
@@ -24,7 +24,7 @@ class FreshPairs:
 
     plan: LookSchedule
     data: Sequence[EncodedPair]
-    portion: int  # pairs of one forward
+    portion: int  # pairs of one forward, where no budget of tokens says
     rank: int
     workers: int
     start: dict[int, tuple[float, float]]  # position of a pair: its likelihoods
@@ -45,8 +45,8 @@ class FreshPairs:
 
         `steers`: the run is calibrated by its looks, so there must be some.
         """
-        looks = (plan.rows(step) for step in range(plan.schedule.total_steps))
-        wanted = list(dict.fromkeys(row for rows in looks if rows for row in rows[rank::workers]))
+        looks = (_parts(plan, step, portion, rank, workers) for step in range(plan.schedule.total_steps))
+        wanted = list(dict.fromkeys(row for parts in looks for part in parts for row in part))
         start: dict[int, tuple[float, float]] = {}
         # By a budget of tokens; but shards move together, so their workers must make equally many forwards.
         at_once = portion if is_sharded(policy.model) else len(wanted)
@@ -64,12 +64,20 @@ class FreshPairs:
 
     def at(self, step: int) -> Fresh | None:
         """Those of the look at a step, counting from 0; None where there is none."""
-        rows = self.plan.rows(step)
-        if rows is None:
+        parts = _parts(self.plan, step, self.portion, self.rank, self.workers)
+        if not parts:
             return None
-        mine = rows[self.rank :: self.workers]
-        batches = [collate(self.data, mine[i : i + self.portion]) for i in range(0, len(mine), self.portion)]
-        return Fresh(batches, len(rows), torch.tensor([self.start[row] for row in mine], dtype=torch.float64).T)
+        start = torch.tensor([self.start[row] for part in parts for row in part], dtype=torch.float64).T
+        return Fresh([collate(self.data, part) for part in parts], start.shape[1] * self.workers, start)
+
+
+def _parts(plan: LookSchedule, step: int, portion: int, rank: int, workers: int) -> list[list[int]]:
+    """This worker's pairs of the look at a step, forward by forward; as a step of the run, within its budget."""
+    rows, schedule = plan.rows(step) or [], plan.schedule
+    if schedule.budget is not None and schedule.tokens is not None:
+        return [part[rank::workers] for part in within_budget(rows, schedule.tokens, schedule.budget, workers)]
+    mine = rows[rank::workers]
+    return [mine[i : i + portion] for i in range(0, len(mine), portion)]
 
 
 def _likelihoods(policy: Policy, data: Sequence[EncodedPair], rows: list[int]) -> Tensor:

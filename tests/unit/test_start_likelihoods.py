@@ -32,3 +32,22 @@ def test_they_are_those_of_single_forwards(store, monkeypatch, likelihood):
             sides = [side_logps(model, side) for side in (batch.chosen, batch.rejected)]
         expected = [(side.sums / (side.lengths if likelihood == "mean" else 1)).item() for side in sides]
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_look_keeps_to_the_budget_of_tokens(store):
+    """As the run's own micro-batches do; halved where memory ran out, it is halved for looks."""
+    budget = 60
+    train = {"batch_size": 8, "micro_batch_tokens": budget}
+    config = small_config(train=train, calibration={"look_every": 2, "look_pairs": 8})
+    training = prepare(Job(config, store, run_id(config), "a"), 0, 1)
+    tokens, looks = training.schedule.tokens, [training.fresh.at(step) for step in (0, 2)]
+    for look in looks:
+        parts = [batch.index.tolist() for batch in look.batches]
+        assert sum(map(len, parts)) == look.pairs == 8 and len(parts) > 1
+        assert all(len(part) * max(tokens[part]) <= budget or len(part) == 1 for part in parts)
+        start = [training.fresh.start[row] for part in parts for row in part]
+        assert look.start.T.tolist() == [list(pair) for pair in start]
+    schedule, plan = training.schedule, training.fresh.plan
+    shares = [fresh._parts(plan, 0, 8, rank, 2) for rank in (0, 1)]
+    assert sorted(row for share in shares for part in share for row in part) == sorted(plan.rows(0))
+    assert [len(part) for part in shares[0]] == [len(part) for part in shares[1]] and schedule.budget == budget
