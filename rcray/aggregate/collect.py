@@ -13,8 +13,9 @@ import numpy as np
 from rcray.aggregate.estimates import error_of_mean
 from rcray.aggregate.frame import SHARE, Measurement, by_metric, evaluation_rows, likelihood_unit
 from rcray.aggregate.movement import movement_rows
-from rcray.aggregate.summary import IN_BAND, LOOKS, LOOKS_III, PREDICTED, STEPS, dynamics_rows, read_columns
+from rcray.aggregate.summary import LOOKS, LOOKS_III, PREDICTED, STEPS, dynamics_rows, read_columns
 from rcray.errors import RcrayError, StoreError
+from rcray.records.columns import IN_BAND
 from rcray.records.progress import state_now
 from rcray.records.states import State
 from rcray.records.status import disagreement, read_status, winner_lost

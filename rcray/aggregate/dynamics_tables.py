@@ -10,7 +10,7 @@ from rcray.aggregate.frame import scores_at
 from rcray.aggregate.groups import HEADS, NO_RECORDS, Comparison, Setting, has_seeds, setting_rows, settings_table
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.config.models import table_name
-from rcray.records.columns import PATHWAYS
+from rcray.records.columns import IN_BAND, PATHWAYS
 
 NO_PROBE = "not probed"
 
@@ -26,7 +26,7 @@ def pathways_table(comparisons: Sequence[Comparison]) -> Table:
     place = scores_at(setting.config for setting in settings)
     inside = f"steps inside the band at the {place}"
     columns = (
-        _share("in_band_percent", f"In band, {place} (%)", summary.IN_BAND, inside, spread=several),
+        _share("in_band_percent", f"In band, {place} (%)", IN_BAND, inside, spread=several),
         *(
             _share(f"pathway_{name}_percent", f"{name} (%)", summary.AT_HEAD[name], meaning, spread=several)
             for name, meaning in PATHWAYS.items()
@@ -131,7 +131,7 @@ def head_full_table(pairs: Sequence[EstimatorPair]) -> Table | None:
     gap = "median |log r* - log r* of all parameters|"
     columns = (
         _share("same_side_percent", "Same side (%)", summary.SAME_SIDE),
-        _share("in_band_percent", "In band, head (%)", summary.IN_BAND),
+        _share("in_band_percent", "In band, head (%)", IN_BAND),
         _share("in_band_full_percent", "In band, full (%)", summary.IN_BAND_FULL),
         Column("centre_gap", "Centre gap (nats)", gap, metric=summary.CENTRE_GAP, digits=3),
         Column("width_gap", "Half-width gap (nats)", metric=summary.WIDTH_GAP, digits=3),
@@ -161,7 +161,7 @@ def _pair_entry(pair: EstimatorPair, column: Column) -> Entry:
         return Entry(pair.word, tone="status", runs=pair.runs)
     if not column.metric:
         return Entry(value=float(pair.metrics[summary.SAME_SIDE].n))
-    row = pair.head.metrics[summary.IN_BAND] if column.metric == summary.IN_BAND else pair.metrics[column.metric]
+    row = pair.head.metrics[IN_BAND] if column.metric == IN_BAND else pair.metrics[column.metric]
     return Entry(value=row.value, runs=pair.runs) if row.ok else Entry(row.status, tone="absent")
 
 

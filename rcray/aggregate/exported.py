@@ -15,11 +15,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.summary import IN_BAND
 from rcray.config import Experiment, build_run
 from rcray.config.load import explain, read_yaml, to_yaml
 from rcray.errors import StoreError
 from rcray.files import write_atomic, write_parquet
+from rcray.records.columns import IN_BAND
 from rcray.records.ledger import Ledger, LedgerEntry, read_ledger, write_ledger, write_stopped
 from rcray.records.states import State
 from rcray.records.status import read_status, write_status

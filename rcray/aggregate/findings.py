@@ -14,8 +14,9 @@ from rcray.aggregate.collect import CellResult
 from rcray.aggregate.estimates import Estimate
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, likelihood_unit, scores_at
 from rcray.aggregate.groups import Comparison, Setting, difference
-from rcray.aggregate.summary import AGREEMENT, AGREEMENT_HEAD, IN_BAND, IN_TRUE_BAND, LOOKS_III
+from rcray.aggregate.summary import AGREEMENT, AGREEMENT_HEAD, IN_TRUE_BAND, LOOKS_III
 from rcray.aggregate.tables import number, percent
+from rcray.records.columns import IN_BAND
 from rcray.records.states import State
 
 Verdict = Literal["held", "unclear", "not held"]

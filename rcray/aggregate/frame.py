@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from rcray.config import RunConfig
 from rcray.config.benchmarks import ALPACA_EVAL, PREFERENCE, PREFERENCE_ACCURACY, SAMPLES, is_share
+from rcray.records.columns import DYNAMICS
 from rcray.records.evaluation import MetricRow
 from rcray.records.states import State
 
 ACCURACY, MARGIN = PREFERENCE_ACCURACY, f"{PREFERENCE}/margin"
 DRIFT_W, DRIFT_L = "preference/drift_w", "preference/drift_l"
 RANKING, RANKING_PER_TOKEN = "preference/ranking", "preference/ranking_per_token"
-DYNAMICS = "dynamics/"  # in front of everything the step records say
 SHARE = "share"
 
 #: What must be equal for two measurements of a benchmark to stand in one mean or one difference.

@@ -12,11 +12,12 @@ from typing import Any
 
 from rcray.aggregate.collect import CellResult, Metric
 from rcray.aggregate.estimates import Estimate, estimate
-from rcray.aggregate.frame import DYNAMICS, Measurement
+from rcray.aggregate.frame import Measurement
 from rcray.aggregate.paired import paired_error
 from rcray.aggregate.tables import Column, Entry, Row, Table
 from rcray.config import RunConfig, content_key, flatten, identity
 from rcray.config.models import table_name
+from rcray.records.columns import DYNAMICS
 from rcray.records.states import State
 
 NOT_EVALUATED = "not evaluated"  # the run is finished, its evaluation.json has no such row

@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rcray.aggregate.collect import CellResult
-from rcray.aggregate.frame import DYNAMICS
 from rcray.aggregate.groups import setting_key
-from rcray.aggregate.summary import AGREEMENT, CHANGE_L, CHANGE_W, IN_BAND, PREDICTED, REALISED, SKIPPED, STEPS
+from rcray.aggregate.summary import AGREEMENT, CHANGE_L, CHANGE_W, PREDICTED, REALISED, SKIPPED, STEPS
 from rcray.aggregate.tables import number
 from rcray.config.load import to_yaml
+from rcray.records.columns import DYNAMICS, IN_BAND
 from rcray.records.progress import duration
 
 WITH_CONFIGURATION = 500  # runs whose settings the page spells out; past that it would be tens of megabytes

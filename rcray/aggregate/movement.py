@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rcray.aggregate.frame import DYNAMICS, SHARE, Measurement
+from rcray.aggregate.frame import SHARE, Measurement
 from rcray.aggregate.summary import read_columns
+from rcray.records.columns import DYNAMICS
 from rcray.store import RunDir
 
 KL, ROOT_KL = f"{DYNAMICS}kl", f"{DYNAMICS}root_kl"

@@ -16,10 +16,10 @@ from rcray.aggregate.frame import (
 )
 from rcray.aggregate.groups import MIXED, Comparison, Setting, compare, difference, has_seeds, paired_differences
 from rcray.aggregate.mixtures import mark
-from rcray.aggregate.summary import IN_BAND, PREDICTED, REALISED
+from rcray.aggregate.summary import PREDICTED, REALISED
 from rcray.aggregate.tables import Column, Entry, Row, Table, mark_best
 from rcray.config.models import table_name
-from rcray.records.columns import PATHWAYS
+from rcray.records.columns import IN_BAND, PATHWAYS
 from rcray.records.states import State
 
 _DELTA, _P = "accuracy_delta_points", "p"

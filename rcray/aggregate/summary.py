@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from rcray.aggregate.frame import DYNAMICS, SHARE, Measurement
+from rcray.aggregate.frame import SHARE, Measurement
 from rcray.errors import StoreError
-from rcray.records.columns import PATHWAYS, pathway_of
+from rcray.records.columns import DYNAMICS, IN_BAND, PATHWAYS, pathway_of
 from rcray.records.states import State
 from rcray.store import RunDir
 
 STEPS, SECONDS, RHO = f"{DYNAMICS}steps", f"{DYNAMICS}seconds", f"{DYNAMICS}rho"
-IN_BAND, SKIPPED = f"{DYNAMICS}in_band", f"{DYNAMICS}skipped"
+SKIPPED = f"{DYNAMICS}skipped"
 LOG_R, LOG_R_STAR = f"{DYNAMICS}log_r", f"{DYNAMICS}log_r_star"  # means over the steps
 #: The band of the update that is made, in log r: its edges as medians, and the share of steps inside.
 TRUE_LOWER, TRUE_UPPER = f"{DYNAMICS}true_band_lower", f"{DYNAMICS}true_band_upper"

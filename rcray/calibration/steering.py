@@ -87,6 +87,7 @@ class UpdateSteering:
         self.report: Steered | None = None  # of the coming step, once it is decided
         self.micro_batches = 0  # of the coming step, so far
         self._share = 1.0  # of a step's gradient that comes from one micro-batch
+        self._norm: float | Tensor = 0.0  # of the last step's, before it was clipped; 0: not told
         if optimizer is not None:
             self.attach(optimizer)
 
@@ -122,6 +123,19 @@ class UpdateSteering:
         self._share = 1 / max(self.micro_batches, 1)
         self.report, self.micro_batches = None, 0
 
+    def clipped(self, norm: float | Tensor) -> None:
+        """Takes the norm of a step's gradient before your loop clipped it, as `clip_grad_norm_` returns it.
+
+        Where gradients are accumulated a look sees the first micro-batch alone, whose gradient is longer: without this
+        it is taken to be clipped by its own norm, and the branches seem to pull less than they do.
+        """
+        self._norm = norm
+
+    @property
+    def _step_norm(self) -> float:
+        """Of the last step, where it was more than one micro-batch and its norm was told; else 0."""
+        return float(self._norm) if self._share < 1 else 0.0
+
     @property
     def drift(self) -> Move:
         """How far pairs are from where training began, before they are trained on."""
@@ -153,7 +167,7 @@ class UpdateSteering:
         guarding = self.guard is not None and self.guard.holds(self.drift)
         log_alpha = self.rule.decide(Move(*seen["memory"]), preview, self.drift, guarding=guarding)
         if coming:
-            self.last["gradient"], self.last_step = coming.gradient(log_alpha)[0], self.steps
+            self.last["gradient"], self.last_step = coming.clipped_with(log_alpha, self._step_norm)[0], self.steps
         self.report = Steered(log_alpha, self.drift, looks, guarding)
         return self.report
 
@@ -164,6 +178,7 @@ class UpdateSteering:
             "steps": self.steps,
             "last_step": self.last_step,
             "share": self._share,
+            "norm": float(self._norm),
             "realised": [self.realised.w, self.realised.l, self.realised.weight],
             "foreseen": [self.foreseen.w, self.foreseen.l],
             "last": self.last,
@@ -174,6 +189,7 @@ class UpdateSteering:
         """Restores what `state_dict` gave."""
         self.rule.load_state_dict(state["rule"])
         self.steps, self.last_step, self._share = state["steps"], state["last_step"], state["share"]
+        self._norm = state.get("norm", 0.0)
         self.realised, self.foreseen = Drift(*state["realised"]), Move(*state["foreseen"])
         self.last = dict(state["last"])
         if self.guard is None and state.get("guard") is not None:
@@ -209,7 +225,7 @@ class UpdateSteering:
             self.coordinates.total,
         )
         if judge:
-            asked["response"] = coming.responses(self.rule.log_alpha)
+            asked["response"] = coming.responses(float(self.rule.log_alpha), self._step_norm)
         return coming
 
     def _way(self, score_w: Tensor, score_l: Tensor, way: Tensor) -> Tensor:

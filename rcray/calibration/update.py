@@ -110,6 +110,17 @@ class Foreseen:
         clipped = self._clipping(norm)
         return gradient.mul_(clipped), clipped
 
+    def clipped_with(self, log_alpha: float, norm: float) -> tuple[Tensor, Tensor]:
+        """`gradient`, clipped by the norm of a whole step's, where the branches are those of a few of its pairs.
+
+        Theirs is longer and would be clipped more than the step is. 0: the norm is not known.
+        """
+        gradient, clipped = self.gradient(log_alpha)
+        if not norm:
+            return gradient, clipped
+        by_all = self._clipping(torch.full_like(clipped, norm))
+        return gradient.mul_(by_all / clipped), by_all
+
     def _clipping(self, norm: Tensor) -> Tensor:
         """What a gradient of this norm is multiplied with."""
         return (self.clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
@@ -133,13 +144,9 @@ class Foreseen:
     def responses(self, log_alpha: float, norm: float = 0.0) -> Tensor:
         """[4] of the look's likelihoods to each branch, clipped and scaled as at this factor; see `Response`.
 
-        `norm`: of a whole step's gradient, where the branches are those of a few of its pairs, which make a longer one
-        and would be clipped more than the step is; 0: it is not known.
+        `norm`: see `clipped_with`.
         """
-        gradient, clipped = self.gradient(log_alpha)
-        if norm:
-            by_all = self._clipping(torch.full_like(clipped, norm))
-            gradient, clipped = gradient.mul_(by_all / clipped), by_all
+        gradient, clipped = self.clipped_with(log_alpha, norm)
         scale = self.preview.per_gradient(gradient).mul_(clipped)
         by_w, by_l = scale * self.branch_w, scale * self.branch_l
         seen = [s @ b for s in (self.score_w, self.score_l) for b in (by_w, by_l)]

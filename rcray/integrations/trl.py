@@ -98,6 +98,12 @@ class CalibratedDPOTrainer(DPOTrainer):  # type: ignore[misc]
             self.calibrator.expect(num_training_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        norm = super()._clip_grad_norm(model)
+        if isinstance(self.calibrator, UpdateSteering):
+            self.calibrator.clipped(norm)
+        return norm
+
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if not torch.is_grad_enabled():
             return super()._compute_loss(model, inputs, return_outputs)

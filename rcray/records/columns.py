@@ -133,3 +133,6 @@ BY_NAME = {column.name: column for column in COLUMNS}
 #: What stands where a column was not measured, by its kind.
 EMPTY = {"float": math.nan, "str": "", "bool": False, "int": 0}
 METRICS = tuple(column.name for column in COLUMNS if column.metric)
+
+DYNAMICS = "dynamics/"  # in front of everything that a run's step records say of it as a whole
+IN_BAND = f"{DYNAMICS}in_band"  # share of the steps (so far) inside the band at the head or adapters

@@ -3,6 +3,9 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AliasChoices, Field
 
 from rcray.files import read_json, recover_json, write_json
 from rcray.records.parsing import parser
@@ -19,9 +22,9 @@ class Writer:
 
 @dataclass(frozen=True)
 class Standing:
-    """How the model kept as the best ranks the probe pairs."""
+    """How the model kept as the best stands on the probe pairs."""
 
-    accuracy: float
+    ranked: Annotated[float, Field(validation_alias=AliasChoices("ranked", "accuracy"))]  # share with z_w > z_l
     margin: float
 
 

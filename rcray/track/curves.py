@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rcray.records.columns import METRICS
+from rcray.records.columns import IN_BAND, METRICS
 from rcray.store import RunDir
 from rcray.track.tracker import POINTS_PER_CALL, Point
 from rcray.train.dynamics import read_dynamics
 
-#: Share of the steps so far inside the band at the scores (head or adapters): derived here, not a column.
-IN_BAND_SHARE = "in_band_share"
 #: Closes every batch: its newest value says how far a run was delivered. A batch is stored whole or not at all.
 DELIVERED = "step"
 
@@ -74,7 +72,7 @@ def _advance(cursor: Cursor, row: dict[str, Any]) -> Cursor:
 
 def _points(row: dict[str, Any], cursor: Cursor, started: int) -> list[Point]:
     values = {name: float(row[name]) for name in METRICS if row[name] is not None}
-    values[IN_BAND_SHARE] = cursor.in_band / cursor.step
+    values[IN_BAND] = cursor.in_band / cursor.step
     # MLflow would store an infinite edge as 1.8e308 and ruin the axis
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return [Point(name, value, cursor.step, _time(cursor, started)) for name, value in finite.items()]

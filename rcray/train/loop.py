@@ -158,7 +158,7 @@ class Training:
     progress: Progress
     fresh: FreshPairs | None = None  # None: no looks are taken
     profile: StepProfile | None = None
-    standing: list[float] = field(default_factory=list)  # accuracy and margin of the last look at the probe
+    standing: list[float] = field(default_factory=list)  # share ranked and margin, when last probed
 
     @cached_property
     def writer(self) -> CheckpointWriter:

@@ -8,8 +8,9 @@ import runs
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.groups import compare, difference
-from rcray.aggregate.summary import AGREEMENT, CHANGE_L, IN_BAND, PREDICTED, STEPS, intervals
+from rcray.aggregate.summary import AGREEMENT, CHANGE_L, PREDICTED, STEPS, intervals
 from rcray.config import Experiment
+from rcray.records.columns import IN_BAND
 from rcray.store import Store
 from rcray.sweep.grid import expand
 

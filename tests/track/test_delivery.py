@@ -66,7 +66,7 @@ def test_curves_are_step_aligned_and_finite(store, tracker):
         wanted = [(s, float(row_of(cell.config, s)[name])) for s in range(1, 21)]
         assert tracker.curve(run, name) == [(s, v) for s, v in wanted if math.isfinite(v)], name
     assert 3 not in dict(tracker.curve(run, "band_lower")), "an infinite edge is a gap"
-    assert dict(tracker.curve(run, "in_band_share"))[5] == 2 / 5
+    assert dict(tracker.curve(run, "dynamics/in_band"))[5] == 2 / 5
     times = {p.step: p.milliseconds for p in tracker.kept[run].points if p.name == "loss"}
     assert [times[s + 1] - times[s] for s in range(1, 20)] == [250] * 19
 

@@ -97,7 +97,7 @@ def test_four_cells_on_a_server_that_is_killed_and_restarted(store, server, tmp_
             assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
             assert run.data.params == params_of(cell.config)
             assert_every_point_once(client, run, store, cell)
-            assert len(client.get_metric_history(run.info.run_id, "in_band_share")) == STEPS
+            assert len(client.get_metric_history(run.info.run_id, "dynamics/in_band")) == STEPS
             # Only what delivers beside the training knows the environment that it ran in.
             unknown = {"environment.json", "requirements.txt"} if later else set()
             expected = cell_files(store, cell)

@@ -70,13 +70,13 @@ def test_the_best_model_is_kept(store):
     launch(config, store)
     run = store.run(run_id(config))
     status = run.read_status()
-    assert set(vars(status.best)) == {"accuracy", "margin"}
+    assert set(vars(status.best)) == {"ranked", "margin"}
     best = load_trained(run.best, store.cache).model.state_dict()
     assert best.keys() >= load_trained(run.final, store.cache).model.state_dict().keys()
 
 
 def test_the_best_is_the_best_of_the_checkpoints(store, monkeypatch):
-    """Accuracy first, margin second; a later model that is worse does not replace it."""
+    """Pairs ranked rightly first, margin second; a later model that is worse does not replace it."""
     config = small_config(execution={"keep_best": True})
     training = prepared(config, store)
     seen = iter([[0.5, 1.0], [0.75, 0.2], [0.75, 0.1], [0.7, 9.0]])

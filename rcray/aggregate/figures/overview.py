@@ -10,7 +10,8 @@ from matplotlib.patches import Rectangle
 from rcray.aggregate.figures.style import GREY, Plot, finish, style, wrapped
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, scores_at
 from rcray.aggregate.groups import Comparison, Setting
-from rcray.aggregate.summary import IN_BAND, REALISED
+from rcray.aggregate.summary import REALISED
+from rcray.records.columns import IN_BAND
 
 _CAPTION = (
     "One box per model, objective and RC. Shade: share of steps inside the paper's band at the {place}, light 0% to "

@@ -20,7 +20,8 @@ from rcray.aggregate.figures.style import (
     running_median,
     thin,
 )
-from rcray.aggregate.summary import IN_BAND, IN_TRUE_BAND
+from rcray.aggregate.summary import IN_TRUE_BAND
+from rcray.records.columns import IN_BAND
 
 _OWN_SCALE = 3.0  # two band panels share an axis unless one spans this many times the other
 _REACH = 0.5  # spans of the other curves that an axis is widened by for the true band
