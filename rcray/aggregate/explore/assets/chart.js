@@ -90,10 +90,13 @@ const zeroLines = ({layer, X, Y, left, top, inner, tall}) =>
     draw("line", {class: "zero", x1: left, x2: left + inner, y1: Y(0), y2: Y(0)}),
   );
 
-const nothing = (card, text) =>
+// Where nothing is drawn, nothing answers a drag: what listened last knows marks that are gone.
+const nothing = (card, text) => {
+  if (draggers.has(card)) dragging(card, {});
   $(card)
     .querySelector(".plot")
     .replaceChildren(el("p", {class: "soft empty"}, text));
+};
 
 // Points that are no number part a line.
 const lineOf = (xs, ys) => {

@@ -6,7 +6,7 @@ const indexOf = (key) => data.head.numbers.findIndex((number) => number.key === 
 const placeOf = (group, [first, second], columns) => {
   const [x, y] = [first, second].map((index) => (index < 0 ? {word: ""} : numberOf(group, index)));
   if (x.word === undefined && y.word === undefined) return {x, y};
-  if (state.base && group.key !== state.base) return null;
+  if (baseline() && !isBase(group)) return null;
   const curves = columns.map((column) => meanOf(group, column));
   if (!curves.every((curve) => curve.x.length)) return null;
   const [a, b] = curves.map((curve) => curve.y[curve.y.length - 1]);
@@ -24,7 +24,7 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
   const inView = visible();
   const places = new Map(inView.map((group) => [group, placeOf(group, indices, columns)]).filter(([, place]) => place));
   if (!places.size) return nothing(card, inView.length ? "No cell has both numbers yet." : NO_MATCH);
-  const based = state.base && data.groups.has(state.base);
+  const based = Boolean(baseline());
   const shown = [...places].filter(([group]) => !state.zoom || isShown(group.key));
   const scale = [1, percent ? 100 : 1];
   const fits = (axis) => {

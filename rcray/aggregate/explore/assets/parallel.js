@@ -6,7 +6,7 @@ const LETTERS = 16; // of a word on an axis
 
 const axesOf = () => {
   const groups = visible();
-  const based = data.groups.has(state.base);
+  const based = Boolean(baseline());
   const fields = data.head.fields.map((field, i) => ({
     key: field.path,
     title: field.title,
@@ -20,7 +20,7 @@ const axesOf = () => {
     numeric: true,
     number,
     minus: based,
-    value: (group) => (group.key === state.base ? 0 : (numberOf(group, i).value ?? null)),
+    value: (group) => (isBase(group) ? 0 : (numberOf(group, i).value ?? null)),
   }));
   return [...fields, ...numbers].map((axis) => {
     const values = groups.map(axis.value).filter((value) => value !== null && value !== undefined);
@@ -73,8 +73,9 @@ const axesOf = () => {
   });
 };
 
+// Of all cells: what the filter hides now stays chosen when it is taken away.
 const within = (axes, brushes) =>
-  visible()
+  [...data.groups.values()]
     .filter((group) =>
       axes.every((axis) => {
         const range = brushes[axis.key];

@@ -319,7 +319,7 @@ onPaint(VIEW, paintScrubber);
 onPaint([...VIEW, "curve", "seeds", "base"], paintCurves);
 onPaint([...VIEW, "finer"], paintBand);
 onPaint(VIEW, paintMoves);
-onPaint(["data", "selected", "run"], refine);
+onPaint(["data", "selected", "filter", "run"], refine);
 
 let playing = null;
 const stopPlaying = () => {

@@ -3,23 +3,29 @@
 let against = null; // differences from the pinned setting, once they are there
 
 const states = (group) => group.runs.map((id) => data.runs[id]?.state ?? "pending");
+// A word that is the state of some run asks for that state: `ok` is not in `tokens`. Any other is a part of a text.
 const visible = () => {
   const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const known = new Set(Object.values(data.runs).map((run) => run.state));
   return [...data.groups.values()].filter((group) => {
-    const text = [group.label, ...group.values.map(String), ...states(group)].join(" ").toLowerCase();
-    return words.every((word) => text.includes(word));
+    const [own, text] = [states(group), [group.label, ...group.values.map(String)].join(" ").toLowerCase()];
+    return words.every((word) => (known.has(word) ? own.includes(word) : text.includes(word) || own.join(" ").includes(word)));
   });
 };
 // A brush that no cell lies in chooses none; nothing chosen at all is everything.
 const choosing = () => state.selected.size > 0 || Object.keys(state.brushes).length > 0;
 const isShown = (key) => !choosing() || state.selected.has(key);
 
+// The pinned setting, while it is here; it is where every difference is 0. A link may name one that is not.
+const baseline = () => data.groups.get(state.base);
+const isBase = (group) => group.key === baseline()?.key;
+
 // A number of a setting as it is asked for now: its value and half of its interval, or a word.
 const APART = "not comparable";
 const numberOf = (group, index) => {
   const said = group.numbers[index];
   const base = data.groups.get(state.base);
-  if (base && group !== base) {
+  if (base && group.key !== base.key) {
     const number = against?.metrics.indexOf(data.head.numbers[index].key) ?? -1;
     const [value, half, paired] = against?.of[group.key]?.[number] ?? [];
     if (Number.isFinite(value)) return {value, half, paired: paired === 1, difference: true};
@@ -73,7 +79,7 @@ const columns = () => [
     number,
     index: i,
     help: number.help,
-    sort: (group) => numberOf(group, i).value ?? null,
+    sort: (group) => (isBase(group) ? 0 : (numberOf(group, i).value ?? null)),
   })),
   // What varies stands in the names, too: here it sorts, behind what is looked for first.
   ...data.head.fields
@@ -271,11 +277,13 @@ const paintTable = () => {
   });
   const runs = Object.keys(data.runs).length;
   const how = data.head.several ? "± standard deviation over seeds" : "± standard error";
-  $("cells-note").textContent = state.base
+  const base = baseline();
+  $("cells-note").textContent = base
     ? "Differences from the pinned cell, with 95% intervals."
     : `${countOf(data.groups.size, "setting")}, ${countOf(runs, "run")}; ${how}.`;
-  if (state.base && against?.note) $("cells-note").textContent += ` ${against.note}`;
-  if (state.base && groups.some((group) => data.head.numbers.some((_, i) => numberOf(group, i).word === APART)))
+  if (state.base && !base) $("cells-note").textContent += " The pinned cell of this link is not here.";
+  if (base && against?.note) $("cells-note").textContent += ` ${against.note}`;
+  if (base && groups.some((group) => data.head.numbers.some((_, i) => numberOf(group, i).word === APART)))
     $("cells-note").textContent += ` ${APART}: measured in another way, as sums and means are.`;
   if (groups.length < data.groups.size)
     $("cells-note").textContent += ` ${groups.length} ${groups.length === 1 ? "passes" : "pass"} the filter.`;

@@ -1,0 +1,115 @@
+"""Views of the page to explore: what a link says, what a filter hides, what a baseline does to order and words."""
+
+import threading
+import time
+
+from rcray.aggregate.explore.command import watch_experiments
+from rcray.aggregate.explore.server import PageServer
+from rcray.aggregate.frame import DRIFT_W
+from rcray.aggregate.report import build_report
+from rcray.config import Experiment
+from rcray.store import Store
+from tests.browser.exploring import SELECTED, box, drag, put, settle
+from tests.report import runs
+from tests.report.explored import write_explored
+
+NOTE = "document.getElementById('cells-note').textContent"
+ROWS = "[...document.querySelectorAll('#table tr[data-key]')].map((row) => row.dataset.key)"
+LINK = "new URLSearchParams(location.hash.slice(1))"
+
+
+def pinned(page, key):
+    page.click(f"#table [data-pin='{key}']")
+    page.wait_for("document.querySelectorAll('#table .range').length > 5")
+
+
+def test_the_pinned_mark_is_itself_after_news(browser, tmp_path):
+    """Every answer of the server is made of new objects; what was drawn before still knows the older ones."""
+    store, experiment = Store.open(tmp_path / "store"), runs.quickstart()
+    cells = runs.cells_of(experiment)[:3]
+    for cell in cells:
+        write_explored(store, cell)
+    server = PageServer(watch_experiments(store, [([], experiment, cells)]), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        page = browser.open(server.address)
+        page.wait_for("document.querySelectorAll('#table tr[data-key]').length == 3")
+        key = page.evaluate(ROWS)[1]
+        page.click(f"#table [data-pin='{key}']")
+        page.wait_for("document.querySelectorAll('#table .range').length > 3")
+        asked = len(page.requests)
+        time.sleep(2 * 1.5)
+        left, top, right, bottom = box(page, f"#plane .mark[data-key='{key}']")
+        assert len(page.requests) > asked, "it was asked again meanwhile"
+        page.send("Input.dispatchMouseEvent", type="mouseMoved", x=(left + right) / 2, y=(top + bottom) / 2)
+        settle(page)
+        said = page.evaluate("document.getElementById('tip').textContent")
+        assert "Δz" in said and "not comparable" not in said, said
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_baseline_that_is_not_here_makes_no_differences(page, made, browser):
+    axes = "[...document.querySelectorAll('#plane .title, #parallel .title')].map((title) => title.textContent).join()"
+    plain, before = page.evaluate(axes), page.evaluate(NOTE)
+    again = browser.open(f"{made.page.as_uri()}#base=nowhere")
+    again.wait_for("document.body.dataset.ready == 'yes' && document.querySelectorAll('#plane .mark').length == 6")
+    assert again.evaluate(NOTE) == f"{before} The pinned cell of this link is not here."
+    assert again.evaluate(axes) == plain and "minus" not in plain
+    assert again.evaluate(f"{LINK}.get('base')") == "nowhere", "it may come yet"
+    assert again.errors == []
+
+
+def test_a_state_is_no_part_of_a_name(browser, tmp_path):
+    """`ok` asks for cells that are ok, and not for a model called tokens."""
+    store = Store.open(tmp_path / "store")
+    experiment = Experiment(
+        name="named", run=runs.quickstart().run, grid={"model": ["tiny-neox", "me/tokens"], "objective": ["dpo", "cpo"]}
+    )
+    cells = runs.cells_of(experiment)
+    for cell in cells:
+        if cell.config.model.label == "tokens":
+            runs.make(store, cell, "failed", error="no luck")
+        else:
+            write_explored(store, cell)
+    page = browser.open(build_report(store, experiment, cells, figures=False).explore)
+    page.wait_for("document.querySelectorAll('#chips [data-state=ok]').length")
+    for word, rows in (("ok", 2), ("failed", 2), ("token", 2), ("fail", 2), ("ok dpo", 1), ("failed dpo", 1), ("o", 4)):
+        put(page, "filter", word)
+        assert len(page.evaluate(ROWS)) == rows, word
+    put(page, "filter", "")
+    page.click("#chips [data-state=ok]")
+    settle(page)
+    labels = page.evaluate("[...document.querySelectorAll('#table .what')].map((what) => what.textContent)")
+    assert len(labels) == 2 and not any("tokens" in label for label in labels)
+    assert page.errors == []
+
+
+def test_a_plot_without_marks_answers_no_drag(page):
+    left, top, right, bottom = box(page, "#plane svg")
+    put(page, "filter", "no such objective")
+    drag(page, (left + 60, top + 15), (right - 20, bottom - 45))
+    put(page, "filter", "")
+    assert page.evaluate(SELECTED) == [] and page.evaluate("location.hash") == ""
+
+
+def test_a_brush_chooses_behind_a_filter_too(page, made):
+    """What is chosen of an axis is chosen of all cells: the filter hides some of them, and does not unchoose them."""
+    put(page, "filter", "dpo")
+    page.click("#parallel [data-axis=calibration] [data-word=published]")
+    settle(page)
+    assert "2 more hidden by the filter" in page.evaluate("document.getElementById('chosen').textContent")
+    put(page, "filter", "")
+    assert set(page.evaluate(SELECTED)) == {row.key for row in made.rows if row.calibration == "published"}
+
+
+def test_the_baseline_is_sorted_as_no_difference(page, made):
+    values = {key: made.value(key, DRIFT_W) for key in made.keys}
+    wanted = sorted(made.keys, key=values.get, reverse=True)  # as the first press sorts
+    base = wanted[2]
+    assert not values[wanted[3]] < 2 * values[base] < values[wanted[1]], "its own value would be another place"
+    pinned(page, base)
+    page.click(f"#table thead [data-sort='{DRIFT_W}']")
+    settle(page)
+    assert page.evaluate(ROWS) == wanted
