@@ -115,6 +115,6 @@ def open_follower(
     """Enters the cells into the experiment's delivery book, and makes the follower that will deliver them."""
     book = Book(store, experiment.name)
     book.enter(cells, experiment.title, uri)
-    new = tuple(cell.run_id for cell in cells if store.run(cell.run_id).read_status().status not in SETTLED)
+    new = tuple(cell.run_id for cell in cells if store.run(cell.run_id).recover_status().status not in SETTLED)
     ids = tuple(cell.run_id for cell in cells)
     return Follower(book, uri, Session(ids, new, is_sweep, environment=this_environment()))

@@ -32,7 +32,7 @@ from rcray.errors import RcrayError, StoreError
 from rcray.files import FULL, FULL_FIX, WRITABLE_FIX, fix_of, storage_fault
 from rcray.records.evaluation import Evaluation, read_evaluation
 from rcray.records.states import State
-from rcray.records.status import Adjustment, RunStatus, read_adjustment, recover_status, write_status
+from rcray.records.status import Adjustment, RunStatus, read_adjustment, read_status, recover_status, write_status
 
 DEFAULT_STORE = Path("rcray-store")
 
@@ -97,7 +97,11 @@ class RunDir:
         return self.path / "displaced" / f"{key}.parquet"
 
     def read_status(self) -> RunStatus:
-        """The status; one that is damaged is made again by the run."""
+        """The status as it stands; an error that names the file where it is damaged."""
+        return read_status(self.status)
+
+    def recover_status(self) -> RunStatus:
+        """The status, for who trains the run: a damaged one is set aside, and made again by the run."""
         return recover_status(self.status)
 
     def write_status(self, status: RunStatus) -> None:

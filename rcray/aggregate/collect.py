@@ -18,7 +18,7 @@ from rcray.errors import RcrayError, StoreError
 from rcray.records.columns import IN_BAND
 from rcray.records.progress import state_now
 from rcray.records.states import State
-from rcray.records.status import disagreement, read_status, winner_lost
+from rcray.records.status import disagreement, winner_lost
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
@@ -107,7 +107,7 @@ def collect(store: Store, cells: Sequence[Cell], stopped: Mapping[str, str] | No
 def read_run(run: RunDir, cell: Cell) -> CellResult:
     """Reads one run directory; what cannot be read is no result."""
     try:
-        status = read_status(run.status)
+        status = run.read_status()
     except StoreError as error:
         return CellResult(cell, run, State.FAILED, error=str(error))
     total_steps = cell.config.total_steps if status.total_steps is None else status.total_steps

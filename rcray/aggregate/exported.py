@@ -22,7 +22,7 @@ from rcray.files import write_atomic, write_parquet
 from rcray.records.columns import IN_BAND
 from rcray.records.ledger import Ledger, LedgerEntry, read_ledger, write_ledger, write_stopped
 from rcray.records.states import State
-from rcray.records.status import read_status, write_status
+from rcray.records.status import write_status
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
@@ -93,7 +93,7 @@ def _export_run(result: CellResult, target: RunDir) -> None:
     write_atomic(target.config, to_yaml(result.cell.config))
     if source.status.exists():
         try:
-            write_status(target.status, replace(read_status(source.status), writer=None, attempt=""))
+            write_status(target.status, replace(source.read_status(), writer=None, attempt=""))
         except StoreError:
             shutil.copyfile(source.status, target.status)
     for name in source.records.keys() - {target.config.name, target.status.name}:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rcray.errors import StoreError
 from rcray.records.ledger import Ledger, LedgerEntry, LedgerFile, read_stopped
 from rcray.records.progress import TRAINING, read_progress
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, disagreement, winner_lost
 from rcray.secrets import redact
-from rcray.store import Store
+from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
 _COLOURS = {
@@ -96,7 +97,7 @@ def _entry(
     cell: Cell, store: Store, stopped: Mapping[str, str], *, running: bool = False, cached: bool = False
 ) -> LedgerEntry:
     run = store.run(cell.run_id)
-    record = run.read_status()
+    record, damage = _record(run)
     doing = read_progress(run.path) if running else None
     state = record.status
     if doing:
@@ -113,11 +114,19 @@ def _entry(
         cell.config.total_steps if record.total_steps is None else record.total_steps,
         record.seconds,
         record.in_band,
-        error=redact(record.error) if state in UNSUCCESSFUL else "",
+        error=redact(record.error) if state in UNSUCCESSFUL else damage,
         note="; ".join(filter(None, [stopped.get(cell.run_id) or run.read_adjusted().note, *_outcome(cell, record)])),
         varied=cell.varied,
         doing=doing.text if doing else "",
     )
+
+
+def _record(run: RunDir) -> tuple[RunStatus, str]:
+    """A run's status; of a damaged one what is wrong with it, and the file is left to who trains the run."""
+    try:
+        return run.read_status(), ""
+    except StoreError as error:
+        return RunStatus(), str(error)
 
 
 def _outcome(cell: Cell, record: RunStatus) -> tuple[str, ...]:

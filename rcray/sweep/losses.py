@@ -106,7 +106,7 @@ def given_up(lost: str, error: BaseException | None) -> GivenUp:
 
 def write_given_up(run: RunDir, outcome: GivenUp) -> bool:
     """The status of a cell that is given up; False where its run has an outcome of its own."""
-    record = run.read_status()
+    record = run.recover_status()
     if record.status in UNSUCCESSFUL or is_finished(run):
         return False
     text = outcome.text(record.error)

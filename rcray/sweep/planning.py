@@ -11,7 +11,6 @@ from rcray.data.survey import survey
 from rcray.errors import ConfigError
 from rcray.records.progress import state_now
 from rcray.records.states import SETTLED, State
-from rcray.records.status import read_status
 from rcray.store import Store
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT, Accelerator
 from rcray.sweep.cost import (
@@ -134,7 +133,7 @@ def make_plan(
             known = cells.get(cell.run_id)
             if known is None:
                 run = Store.at(store).run(cell.run_id)
-                state = state_now(run.path, read_status(run.status).status)  # as it stands: a plan changes nothing
+                state = state_now(run.path, run.read_status().status)  # as it stands: a plan changes nothing
                 by_rule = bool(cell.config.execution.gpus_per_worker) and known_peak(cell.config) is None
                 known = PlannedCell(cell, state, estimate(cell.config, gpu), by_rule=by_rule)
                 cells[cell.run_id] = known

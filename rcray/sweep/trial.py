@@ -87,7 +87,9 @@ def _carry_out(
         write_atomic(run.path / "error.log", redact(traceback.format_exc()))
         kind = classify(error)
         if kind == "device":  # the last that this process says: if it is lost too often, that was why
-            run.write_status(replace(run.read_status(), run_id=run.run_id, error=text_of(error), updated=time.time()))
+            run.write_status(
+                replace(run.recover_status(), run_id=run.run_id, error=text_of(error), updated=time.time())
+            )
             raise
         record_failure(run, error)
         if kind == "transient":
@@ -110,7 +112,7 @@ def train_cell(config: RunConfig, run: RunDir, store: Store, scored: bool = Fals
 
 
 def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> RunStatus:
-    before = run.read_status()
+    before = run.recover_status()
     callbacks = None
     if config.execution.workers:
         from ray.tune.integration.ray_train import TuneReportCallback
@@ -120,7 +122,7 @@ def _attempt(config: RunConfig, run: RunDir, store: Store, scored: bool) -> RunS
     try:
         return launch(config, store, key=run.run_id, on_step=on_step, callbacks=callbacks)
     except Exception:
-        record = run.read_status()
+        record = run.recover_status()
         if record.status in UNSUCCESSFUL and record.attempt != before.attempt:
             write_atomic(run.path / "error.log", redact(traceback.format_exc()))
             return record  # the loop has already said what it was

@@ -33,7 +33,7 @@ def record_failure(run: RunDir, error: BaseException, attempt: str = "", config:
 
     `attempt` names the launch it happened in, of a run with this config; nothing for what came after training.
     """
-    record = run.read_status()
+    record = run.recover_status()
     if record.status in UNSUCCESSFUL and record.attempt == attempt:
         return
     state = State.FAILED
@@ -49,7 +49,7 @@ def record_failure(run: RunDir, error: BaseException, attempt: str = "", config:
 
 def record_progress(run: RunDir, status: RunStatus) -> None:
     """Writes how far an attempt is, unless it has ended meanwhile, by another worker's word, or another has begun."""
-    before = run.read_status()
+    before = run.recover_status()
     if before.attempt in ("", status.attempt) and before.status not in UNSUCCESSFUL:
         run.write_status(status)
 

@@ -30,7 +30,7 @@ WORKER_RETRIES = 2  # lost workers or nodes; deterministic errors end a run at o
 
 def is_finished(run: RunDir) -> bool:
     """Whether a run has its final model and says so."""
-    return run.read_status().status is State.OK and run.final.is_dir()
+    return run.recover_status().status is State.OK and run.final.is_dir()
 
 
 def is_whole(run: RunDir) -> bool:
@@ -39,7 +39,7 @@ def is_whole(run: RunDir) -> bool:
         return False
     from rcray.train.dynamics import sound_until
 
-    if sound_until(run.dynamics) >= run.read_status().step:
+    if sound_until(run.dynamics) >= run.recover_status().step:
         return True
     log.warning("run %s: its step records are damaged; it is trained again", run.run_id)
     return False
@@ -66,7 +66,7 @@ def launch(
     if mirror and not is_finished(run):
         mirror.pull()
     if is_whole(run):
-        return run.read_status()
+        return run.recover_status()
     write_atomic(run.config, to_yaml(config))
 
     from ray.train import FailureConfig, ScalingConfig
@@ -103,4 +103,4 @@ def launch(
     trainer.fit()
     if mirror:  # the workers may have written on another node
         mirror.pull()
-    return run.read_status()
+    return run.recover_status()

@@ -92,7 +92,7 @@ def worker_loop(settings: dict[str, Any]) -> RunStatus:
     """Trains one run to its end, from its newest checkpoint if it has one."""
     job: Job = settings["job"]
     rank, workers = _place(job)
-    before = job.run.read_status()
+    before = job.run.recover_status()
     if before.attempt == job.attempt and before.status in UNSUCCESSFUL:
         return before  # Ray retried what cannot succeed
     lock = FileLock(job.run.path / ".lock")
@@ -203,7 +203,7 @@ class Training:
             self._save(last=True)
         if self.profile:
             self.profile.close()
-        return self.job.run.read_status()
+        return self.job.run.recover_status()
 
     def start(self) -> None:
         """Goes back to the newest sound checkpoint whose records are sound too, and forgets every record after it."""

@@ -128,7 +128,7 @@ class Mirror:
                 return False
             with self.filesystem.open_input_stream(f"{self.root}/{_STATUS}") as stream:
                 there = parse_status(stream.read()).updated
-            here = self.run.read_status().updated
+            here = self.run.recover_status().updated
             if there < here:
                 return False
             known = self._hashes(remote) if there > here else {}

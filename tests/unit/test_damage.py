@@ -11,9 +11,11 @@ from rcray.config import load_experiment
 from rcray.errors import ConfigError, StoreError
 from rcray.files import broken_seal, recover_json, seal, storage_fault, write_json
 from rcray.records.ledger import read_stopped, write_stopped
-from rcray.records.status import Adjustment, RunStatus
+from rcray.records.states import State
+from rcray.records.status import Adjustment, RunStatus, Standing, parse_status
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import expand
+from rcray.sweep.ledger import build_ledger
 from rcray.track.book import Book
 
 DAMAGED = [b"", b"{", b'{"a": 1', b"\xff\xfe", b"no json", b"[1, 2]", b"null"]
@@ -57,7 +59,27 @@ def test_a_damaged_status_is_one_of_a_run_that_never_started(tmp_path):
     run = RunDir(tmp_path / "abc")
     run.path.mkdir()
     run.status.write_bytes(b'{"status": "ok"')
-    assert run.read_status() == RunStatus()
+    assert run.recover_status() == RunStatus()
+    assert not run.status.exists()
+
+
+def test_who_only_reads_a_damaged_status_leaves_it_there(tmp_path):
+    (tmp_path / "x.yaml").write_text("name: x\n")
+    cells, store = expand(load_experiment(tmp_path / "x.yaml")), Store.open(tmp_path / "store")
+    run = store.run(cells[0].run_id)
+    run.path.mkdir(parents=True)
+    run.status.write_bytes(b'{"status": "ok"')
+    for read in (run.read_status, run.scores):
+        with pytest.raises(StoreError, match=r"status\.json: damaged JSON"):
+            read()
+    (entry,) = build_ledger(cells, store, stopped={}).cells
+    assert entry.status is State.PENDING and "status.json: damaged JSON" in entry.error
+    assert run.status.read_bytes() == b'{"status": "ok"'
+
+
+def test_the_standing_of_earlier_records_is_read():
+    assert parse_status(b'{"best": {"accuracy": 0.5, "margin": 2.0}}').best == Standing(0.5, 2.0)
+    assert parse_status(b'{"best": {"ranked": 0.5, "margin": 2.0}}').best == Standing(0.5, 2.0)
 
 
 def test_what_was_adjusted_cannot_be_guessed(tmp_path):
