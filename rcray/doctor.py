@@ -22,7 +22,7 @@ from rcray.extras import installed_extras
 from rcray.secrets import redact
 from rcray.store import Store
 
-State = Literal["ok", "warning", "broken"]
+Health = Literal["ok", "warning", "broken"]
 
 GIB = 2**30
 WIDTH = 120
@@ -41,7 +41,7 @@ class Finding:
     """One thing that was looked at."""
 
     name: str
-    state: State
+    state: Health
     detail: str
     fix: str = ""
 
@@ -78,7 +78,7 @@ def is_broken(findings: Sequence[Finding]) -> bool:
     return any(finding.state == "broken" for finding in findings)
 
 
-def describe(findings: Sequence[Finding]) -> str:
+def report_of(findings: Sequence[Finding]) -> str:
     """One line each, the fix under what needs one, and the sum of it."""
     lines = []
     for finding in findings:
@@ -168,7 +168,7 @@ def check_disk(store: Path) -> Iterator[Finding]:
     """Room where the store is or will be."""
     place = _existing(store)
     free = shutil.disk_usage(place).free
-    state: State = "broken" if free < DISK_BROKEN else "warning" if free < DISK_WARNING else "ok"
+    state: Health = "broken" if free < DISK_BROKEN else "warning" if free < DISK_WARNING else "ok"
     fix = "make room, or give a --store on another disk; a 7B model with its caches takes 20 GiB and more"
     yield Finding("disk", state, f"{free / GIB:.1f} GiB free under {place}", fix)
 

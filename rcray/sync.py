@@ -15,7 +15,7 @@ from rcray.sweep.ledger import build_ledger
 from rcray.track.address import Address, tracking_address, why_unreachable
 from rcray.track.book import Book, books
 from rcray.track.delivery import Delivery, DeliveryPlan, Tally
-from rcray.track.tracker import State as TrackerState
+from rcray.track.tracker import TrackerState
 
 _BUSY_SECONDS = 60.0  # for another process that delivers the same experiment
 
@@ -58,7 +58,7 @@ def sync_models(synced: Synced, store: Store, models: Models) -> list[str]:
     if models.log == "none":
         return []
     from rcray.track.mlflow import MlflowTracker
-    from rcray.track.registry import best_to_register, log_model, register
+    from rcray.track.registry import best_to_register, log_model, register_model
 
     tracker = MlflowTracker(synced.address, store.root / "mlartifacts")
     runs = Book(store, synced.name).server(synced.address.uri).runs
@@ -75,7 +75,7 @@ def sync_models(synced: Synced, store: Store, models: Models) -> list[str]:
         new = log_model(tracker, runs[cell.run_id], cell, store)
         said.append(f"{cell.label}: model {'logged' if new else 'was logged already'}")
     if models.register:
-        version = register(tracker, runs[best.run_id], best, models.register)
+        version = register_model(tracker, runs[best.run_id], best, models.register)
         said.append(f"{best.label}: best by {models.best_by}, registered as {version.name} version {version.version}")
     return said
 

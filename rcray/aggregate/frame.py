@@ -96,7 +96,7 @@ def is_benchmark(metric: str) -> bool:
     return not metric.startswith(("preference/", f"{SAMPLES}/", DYNAMICS))
 
 
-def to_csv(rows: Iterable[Measurement]) -> str:
+def frame_csv(rows: Iterable[Measurement]) -> str:
     """The frame for other programs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -12,8 +12,7 @@ from rcray.aggregate.displacement import verdict
 from rcray.aggregate.estimators import estimator_pairs
 from rcray.aggregate.explore.page import EXPLORE, Origin, Subject, write_explore
 from rcray.aggregate.findings import check_claims, overall
-from rcray.aggregate.frame import likelihood_unit
-from rcray.aggregate.frame import to_csv as frame_csv
+from rcray.aggregate.frame import frame_csv, likelihood_unit
 from rcray.aggregate.groups import compare
 from rcray.aggregate.latex import to_latex
 from rcray.aggregate.tables import Table, to_csv, to_markdown

@@ -144,12 +144,12 @@ def sweep_(
 
 
 def _print_rows(comparison: Any, config: JudgeConfig, cache: Path, difficulty: Path | None, *, spend: bool) -> None:
-    from rcray.evaluate.alpaca_eval.command import compare, read_difficulty
+    from rcray.evaluate.alpaca_eval.command import judge_answers, read_difficulty
 
     known = None
     if difficulty is not None:
         known = read_difficulty(difficulty, [match.instruction for match in comparison.matches()])
-    for row in compare(comparison, config, cache, typer.echo, spend=spend, difficulty=known):
+    for row in judge_answers(comparison, config, cache, typer.echo, spend=spend, difficulty=known):
         typer.echo(f"{row.describe()}, 95% interval {row.ci_low:.4f} to {row.ci_high:.4f}")
         typer.echo(f"  {row.note}")
 

@@ -32,13 +32,13 @@ def doctor(store: StoreOption = DEFAULT_STORE, tracking_uri: TrackingOption = No
     """Look at versions, devices, disk, store, Ray, MLflow and the hub; say what is wrong and how to fix it."""
     if not json_:
         announce("looking at versions, devices, disk, store, Ray, MLflow and the hub")
-    from rcray.doctor import describe, examine, is_broken
+    from rcray.doctor import examine, is_broken, report_of
 
     findings = examine(store, tracking_uri)
     if json_:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
     else:
-        typer.echo(describe(findings))
+        typer.echo(report_of(findings))
     if is_broken(findings):
         sys.exit(EXIT_FAILED)
 

@@ -102,5 +102,5 @@ def _show(diagnosis: Any) -> None:
     from rcray.diagnose import report
 
     console = Console()
-    for table in (report.facts_table(diagnosis), report.pathways_table(diagnosis)):
+    for table in (report.facts_table(diagnosis), report.foreseen_table(diagnosis)):
         console.print(to_rich(table, console.width))

@@ -167,14 +167,14 @@ def ui(
     """Start the MLflow UI on the store's runs; a tracking server has its own."""
     require("track")
     from rcray.track.address import Address, tracking_address
-    from rcray.track.ui import serve
+    from rcray.track.ui import serve_runs
 
     given = tracking_address(tracking_uri) if tracking_uri else None
     opened = Store.open(store)
     address = given or Address(opened.default_tracking_uri)
     if not address.is_server:
         announce(f"starting MLflow's server for {address.shown}, which takes up to a minute on a busy machine")
-    sys.exit(serve(address, opened, host, port, typer.echo))
+    sys.exit(serve_runs(address, opened, host, port, typer.echo))
 
 
 @app.command(short_help="deliver to MLflow what it does not have yet")

@@ -83,12 +83,12 @@ def _parts(row: Pair, rendering: Rendering, config: DataConfig, whole: bool) -> 
 
 def _shown(tokenizer: Any, ids: Sequence[int], whole: bool) -> str:
     if whole or len(ids) <= 2 * _ENDS:
-        return marked(tokenizer, ids)
+        return visible_text(tokenizer, ids)
     hidden = len(ids) - 2 * _ENDS
-    return f"{marked(tokenizer, ids[:_ENDS])} … {hidden} … {marked(tokenizer, ids[-_ENDS:])}"
+    return f"{visible_text(tokenizer, ids[:_ENDS])} … {hidden} … {visible_text(tokenizer, ids[-_ENDS:])}"
 
 
-def marked(tokenizer: Any, ids: Sequence[int]) -> str:
+def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:
     """Token ids as text, special tokens in brackets, line breaks visible.
 
     Ordinary tokens are decoded together: one character may be spread over several of them.

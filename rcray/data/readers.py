@@ -92,7 +92,7 @@ Answers = tuple[tuple[Turn, ...], str, str]
 Reader = Callable[[dict[str, Any], Columns], Answers]
 
 
-def read_columns(values: dict[str, Any], columns: Columns) -> Answers:
+def read_answer_columns(values: dict[str, Any], columns: Columns) -> Answers:
     """Prompt, chosen, rejected: text or message lists; the prompt may be the start that both lists share."""
     chosen, rejected = (_value(values, name) for name in (columns.chosen, columns.rejected))
     if isinstance(chosen, list) and isinstance(rejected, list):
@@ -118,7 +118,11 @@ def read_transcripts(values: dict[str, Any], columns: Columns) -> Answers:
     )
 
 
-READERS: dict[RowFormat, Reader] = {"columns": read_columns, "messages": read_messages, "transcripts": read_transcripts}
+READERS: dict[RowFormat, Reader] = {
+    "columns": read_answer_columns,
+    "messages": read_messages,
+    "transcripts": read_transcripts,
+}
 
 
 def transcript_turns(text: str, side: str) -> tuple[Turn, ...]:

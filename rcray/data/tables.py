@@ -44,7 +44,7 @@ class ParquetTable:
                     raise _damaged(self.path, error) from None
                 if batch is None:
                     return
-                yield from rows_of(batch, str(self.path), start)
+                yield from rows_of_batch(batch, str(self.path), start)
                 start += batch.num_rows
 
     def count(self) -> int:
@@ -89,7 +89,7 @@ class DatasetTable:
         """Only the wanted columns are decoded."""
         view = self.dataset.select_columns([name for name in wanted if name in self.columns]).with_format("arrow")
         for i, batch in enumerate(view.iter(_BATCH)):
-            yield from rows_of(batch, self.title, 1 + i * _BATCH)
+            yield from rows_of_batch(batch, self.title, 1 + i * _BATCH)
 
     def count(self) -> int:
         """Its length."""
@@ -100,7 +100,7 @@ class DatasetTable:
         return self.key
 
 
-def rows_of(batch: Any, title: str, start: int) -> Iterator[Row | Skipped]:
+def rows_of_batch(batch: Any, title: str, start: int) -> Iterator[Row | Skipped]:
     """Rows of an Arrow batch; text that is no UTF-8 costs its own row alone."""
     import pyarrow as pa
 

@@ -88,7 +88,7 @@ def facts_table(diagnosis: Diagnosis) -> Table:
     )
 
 
-def pathways_table(diagnosis: Diagnosis) -> Table:
+def foreseen_table(diagnosis: Diagnosis) -> Table:
     """What each objective's own gradient would do to the pairs, at the head."""
     rows = []
     for title, shares in diagnosis.pathways().items():
@@ -146,7 +146,7 @@ def catalogue(diagnosis: Diagnosis) -> Catalogue:
     return Catalogue(
         (
             Chapter("The data", "results", intro, (facts_table(diagnosis),)),
-            Chapter("What objectives would do", "pathways", "By the head's scores.", (pathways_table(diagnosis),)),
+            Chapter("What objectives would do", "pathways", "By the head's scores.", (foreseen_table(diagnosis),)),
             Chapter("The worst pairs", "worst", "By every column, with their text.", tuple(worst)),
         )
     )

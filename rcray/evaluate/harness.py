@@ -20,7 +20,7 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError, did_you_mean
 from rcray.evaluate.degenerate import benchmark_fault
 from rcray.evaluate.embedded import task_config
-from rcray.evaluate.harness_rows import documents_of, rows_of
+from rcray.evaluate.harness_rows import benchmark_rows, documents_of
 from rcray.models.sources import short_reason
 from rcray.records.evaluation import MetricRow
 from rcray.records.items import Items
@@ -55,7 +55,7 @@ def run_benchmark(
         backend=settings.backend,
         limit=settings.limit,
     )
-    rows = rows_of(benchmark, results, leaves, common)
+    rows = benchmark_rows(benchmark, results, leaves, common)
     if keep:
         keep(documents_of(results["samples"], rows))
     reason, note = benchmark_fault(results["samples"])

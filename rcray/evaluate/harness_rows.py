@@ -50,7 +50,7 @@ def combine(values: Sequence[float], stderrs: Sequence[float | None], sizes: Seq
     )
 
 
-def rows_of(
+def benchmark_rows(
     benchmark: Benchmark, results: Mapping[str, Any], leaves: Sequence[str], common: MetricRow
 ) -> list[MetricRow]:
     """Rows of one benchmark; `common` carries what they share, `leaves` are its single tasks."""

@@ -100,9 +100,9 @@ class TokenLogps:
 
 #: Loss per pair; of an objective whose traits say `separates`, its two terms: the winner's and the loser's.
 Loss = Callable[[PairLogps, Any], Tensor | tuple[Tensor, Tensor]]
-Statistics = Callable[[TokenLogps, Any, Reduction], PairLogps]
+BuildStatistics = Callable[[TokenLogps, Any, Reduction], PairLogps]
 LogIncentives = Callable[[PairLogps, Any], tuple[Tensor, Tensor]]
-Guard = Callable[[PairLogps, Any], Tensor]
+GuardedPairs = Callable[[PairLogps, Any], Tensor]
 Auxiliary = Callable[[TokenLogps, Any], Tensor]
 
 
@@ -111,11 +111,11 @@ class LossFunctions:
     """The torch side of an objective; everything but the loss is optional."""
 
     loss: Loss
-    statistics: Statistics | None = None
+    statistics: BuildStatistics | None = None
     #: log|d_w|, log|d_l| in closed form, for losses whose incentives underflow; tested against autograd.
     log_incentives: LogIncentives | None = None
     #: Which pairs are in a documented continuation of the loss, [pairs] bool.
-    guarded: Guard | None = None
+    guarded: GuardedPairs | None = None
     #: A loss per pair outside the two incentives; never calibrated.
     auxiliary: Auxiliary | None = None
 
@@ -214,9 +214,9 @@ BoundLoss = TypeVar("BoundLoss", bound=Loss)
 def register(
     params: type[ObjectiveParams],
     *,
-    statistics: Statistics | None = None,
+    statistics: BuildStatistics | None = None,
     log_incentives: LogIncentives | None = None,
-    guarded: Guard | None = None,
+    guarded: GuardedPairs | None = None,
     auxiliary: Auxiliary | None = None,
 ) -> Callable[[BoundLoss], BoundLoss]:
     """Binds a loss function to its hyperparameter class."""

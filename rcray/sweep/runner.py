@@ -32,7 +32,7 @@ from rcray.sweep.losses import given_up, trial_watch, write_given_up
 from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory, possible_nodes
 from rcray.sweep.preparation import prepare_shared
 from rcray.sweep.search import early_stops, scheduler
-from rcray.sweep.storage import RemoteRuns, check_nodes, marked, refusal
+from rcray.sweep.storage import RemoteRuns, check_nodes, refusal, shared_mark
 from rcray.sweep.trial import STORAGE, Stage, run_trial
 from rcray.train.launch import is_whole
 
@@ -131,7 +131,7 @@ def _incomplete(cells: Sequence[Cell], store: Store, options: SweepOptions) -> l
 
 def _settle(run: RunDir) -> None:
     """A run that Ctrl-C stopped is not running any more; its checkpoint waits for the next command."""
-    record = run.read_status()
+    record = run.recover_status()
     if record.status is State.RUNNING:
         run.write_status(replace(record, status=State.PENDING))
 
@@ -139,7 +139,7 @@ def _settle(run: RunDir) -> None:
 def _is_complete(store: Store, cell: Cell, options: SweepOptions) -> bool:
     """Finished with all its stages; a degenerate run is an outcome too, and would only become degenerate again."""
     run = store.run(cell.run_id)
-    if run.read_status().status is State.DEGENERATE:
+    if run.recover_status().status is State.DEGENERATE:
         return True
     return is_whole(run) and all(_is_done(stage, cell.config, store) for stage in options.stages)
 
@@ -178,7 +178,7 @@ def _tune(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOp
         forget()
         watched.settle()
 
-    with marked(store) as mark:
+    with shared_mark(store) as mark:
         try:
             nodes = possible_nodes(options.cluster_file)
             at_once = concurrency(cells, nodes, options.concurrency)

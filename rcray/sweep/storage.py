@@ -26,7 +26,7 @@ _NOT_SHARED = "not the same directory on node"
 
 
 @contextmanager
-def marked(store: Store) -> Iterator[Path]:
+def shared_mark(store: Store) -> Iterator[Path]:
     """A file in the store for the time of a sweep: a node that does not see it has another directory there."""
     mark = store.root / f".seen-by-every-node-{os.getpid()}"
     mark.write_text("")

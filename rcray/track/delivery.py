@@ -28,8 +28,7 @@ from rcray.track.book import Book, Server, store_id
 from rcray.track.curves import DELIVERED, Cursor, batches, cursor_at
 from rcray.track.describe import PARENT, STATES, allowed_name, clean_tags, params_of, tags_of
 from rcray.track.provenance import environment, provenance, record_environment, recorded_tags
-from rcray.track.tracker import Point, TrackedRun, Tracker, TrackerUnavailableError
-from rcray.track.tracker import State as TrackerState
+from rcray.track.tracker import Point, TrackedRun, Tracker, TrackerState, TrackerUnavailableError
 
 with explained_imports():
     from pyarrow import ArrowException

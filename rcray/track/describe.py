@@ -7,8 +7,7 @@ from rcray.config import RunConfig, flatten
 from rcray.records.states import State
 from rcray.secrets import redact
 from rcray.sweep.grid import Cell
-from rcray.track.tracker import LONGEST_NAME, LONGEST_PARAM, LONGEST_TAG
-from rcray.track.tracker import State as TrackerState
+from rcray.track.tracker import LONGEST_NAME, LONGEST_PARAM, LONGEST_TAG, TrackerState
 
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _CUT = " [cut]"

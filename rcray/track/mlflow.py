@@ -34,9 +34,9 @@ from rcray.track.address import Address  # noqa: E402
 from rcray.track.tracker import (  # noqa: E402
     PARAMS_PER_CALL,
     Point,
-    State,
     TrackedRun,
     TrackerRefusedError,
+    TrackerState,
     TrackerUnavailableError,
     in_calls,
 )
@@ -124,7 +124,7 @@ class MlflowTracker:
             for some in in_calls(list(tags.items()), PARAMS_PER_CALL):
                 self.client.log_batch(run, tags=[RunTag(name, value) for name, value in some])
 
-    def set_state(self, run: str, state: State, ended: int | None = None) -> None:
+    def set_state(self, run: str, state: TrackerState, ended: int | None = None) -> None:
         """See Tracker."""
         with errors():
             if state in ("SCHEDULED", "RUNNING"):
@@ -159,7 +159,7 @@ class MlflowTracker:
 
 def _view(run: Run) -> TrackedRun:
     info, data = run.info, run.data
-    state = cast(State, info.status)
+    state = cast(TrackerState, info.status)
     return TrackedRun(info.run_id, info.run_name, state, info.start_time, data.tags, data.params, data.metrics)
 
 

@@ -89,7 +89,7 @@ def _save(cell: Cell, store: Store, target: Path) -> None:
         shutil.copy(source / CHAIN, target / CHAIN)
 
 
-def register(tracker: MlflowTracker, run: str, cell: Cell, name: str) -> Registered:
+def register_model(tracker: MlflowTracker, run: str, cell: Cell, name: str) -> Registered:
     """Makes a logged model a version of a registered one; the version it already has where it has one."""
     client = tracker.client
     source = f"runs:/{run}/{FOLDER}"

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from rcray.errors import RcrayError
 
 #: MLflow's words for what becomes of a run.
-State = Literal["SCHEDULED", "RUNNING", "FINISHED", "FAILED", "KILLED"]
+TrackerState = Literal["SCHEDULED", "RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 # The limits that MLflow's server checks for one request.
 POINTS_PER_CALL = 1000
@@ -46,7 +46,7 @@ class TrackedRun:
 
     id: str
     name: str
-    state: State
+    state: TrackerState
     started: int  # milliseconds since the epoch
     tags: Mapping[str, str]
     params: Mapping[str, str]
@@ -77,7 +77,7 @@ class Tracker(Protocol):
     def set_tags(self, run: str, tags: Mapping[str, str]) -> None:
         """Tags; an old value is replaced."""
 
-    def set_state(self, run: str, state: State, ended: int | None = None) -> None:
+    def set_state(self, run: str, state: TrackerState, ended: int | None = None) -> None:
         """What became of the run, and when."""
 
     def log_files(self, run: str, files: Mapping[str, Path]) -> None:

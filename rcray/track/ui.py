@@ -21,7 +21,7 @@ START_SECONDS = 120.0  # a fresh database and a busy machine take their time
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
-def serve(address: Address, store: Store, host: str, port: int, say: Callable[[str], None]) -> int:
+def serve_runs(address: Address, store: Store, host: str, port: int, say: Callable[[str], None]) -> int:
     """Runs `mlflow server` until it is interrupted; says the address once pages can be loaded.
 
     Raises:

@@ -26,7 +26,7 @@ import torch
 from rcray.errors import CheckpointError
 from rcray.extras import explained_imports
 from rcray.files import measured, read_json, write_json
-from rcray.train.sharded import copy_into, is_sharded, load_optimizer, whole, whole_weights
+from rcray.train.sharded import copy_into, has_shards, load_optimizer, whole, whole_weights
 from rcray.train.step import StepState
 
 with explained_imports():
@@ -97,7 +97,7 @@ class Snapshot:
     @classmethod
     def gather(cls, model: Any, optimizer: torch.optim.Optimizer) -> "Snapshot | None":
         """All workers must take part; None for a model that every worker holds whole."""
-        if not is_sharded(model):
+        if not has_shards(model):
             return None
         return cls(whole_weights(model, trained_only=_adapters(model) is not None), whole(optimizer.state_dict()))
 
@@ -243,7 +243,7 @@ def _save_weights(model: Any, path: Path) -> None:
 
 def _load_weights(model: Any, path: Path) -> None:
     adapters = _adapters(model)
-    if adapters is None and not is_sharded(model):
+    if adapters is None and not has_shards(model):
         load_model(model, str(path))
         return
     adapters = adapters or dict(model.named_parameters())

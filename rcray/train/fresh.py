@@ -15,7 +15,7 @@ from rcray.models.inference import pair_sums
 from rcray.models.likelihood import side_logps
 from rcray.train.look import Fresh
 from rcray.train.micro import Policy
-from rcray.train.sharded import is_sharded
+from rcray.train.sharded import has_shards
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FreshPairs:
         wanted = list(dict.fromkeys(row for parts in looks for part in parts for row in part))
         start: dict[int, tuple[float, float]] = {}
         # By a budget of tokens; but shards move together, so their workers must make equally many forwards.
-        at_once = portion if is_sharded(policy.model) else len(wanted)
+        at_once = portion if has_shards(policy.model) else len(wanted)
         for at in range(0, len(wanted), max(1, at_once)):
             rows = wanted[at : at + at_once]
             start |= dict(zip(rows, map(tuple, _likelihoods(policy, data, rows).T.tolist()), strict=True))
@@ -86,7 +86,7 @@ def _likelihoods(policy: Policy, data: Sequence[EncodedPair], rows: list[int]) -
         cached, index = policy.reference, torch.tensor(rows)
         sums = torch.stack([cached.sum_w[index], cached.sum_l[index]])
         lengths = torch.stack([cached.n_w[index], cached.n_l[index]])
-    elif not is_sharded(policy.model):
+    elif not has_shards(policy.model):
         pairs = [data[row] for row in rows]
         sizes = np.array([pair.sizes for pair in pairs])
         sums, lengths = pair_sums(policy.model, pairs, sizes, range(len(pairs)), policy.device).split(2)

@@ -42,7 +42,7 @@ class StepOutcome:
     lost: str = ""  # why no update was made, if none was
 
 
-def judge(look: Look, seen: Sequence[float], decisions: Sequence[Decision], shown: int) -> Judged:
+def judge_look(look: Look, seen: Sequence[float], decisions: Sequence[Decision], shown: int) -> Judged:
     """What a look says of the update that is made; `seen` as in `Foreseen.judged`, empty where nothing is foreseen.
 
     `shown`: the windows whose branches it saw.

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def is_sharded(model: Any) -> bool:
+def has_shards(model: Any) -> bool:
     """Whether FSDP2 holds parts of this model."""
     return any(isinstance(p, DTensor) for p in model.parameters())
 

@@ -35,7 +35,7 @@ from rcray.train.micro import CutPart, Policy, ReadOff, Window, add_gradients, o
 from rcray.train.parallel import Workers
 from rcray.train.parts import HeadPart, Scoring, WatchedPart
 from rcray.train.profile import PHASE
-from rcray.train.record import Decision, StepOutcome, judge, not_finite
+from rcray.train.record import Decision, StepOutcome, judge_look, not_finite
 from rcray.train.scaling import OVERFLOW, LossScaling
 
 Micro = ReadOff | ExtraGradients
@@ -120,7 +120,7 @@ def optimizer_step(state: StepState, batches: Sequence[Batch], step: int, fresh:
     guarding = state.guarding
     numbers = read_step(windows, clipped, step, state.decide, workers.reduce, seen)
     decisions, norm, sums = [window.decided for window in windows], numbers.norm, numbers.sums
-    judged = judge(joined.look, numbers.seen, decisions, shown) if joined else None
+    judged = judge_look(joined.look, numbers.seen, decisions, shown) if joined else None
     log_alpha = numbers.seen[0] if between else log_alpha
     sound = update.scaling is None or update.scaling.settle(norm)
     if sound and not math.isfinite(norm):

@@ -11,7 +11,7 @@ from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, DegenerateRunError, RcrayError
 from rcray.evaluate.alpaca_eval import command
 from rcray.evaluate.alpaca_eval.command import answers_of, compare_sweep, pairings
-from rcray.evaluate.alpaca_eval.generate import generate
+from rcray.evaluate.alpaca_eval.generate import generate_answers
 from rcray.evaluate.alpaca_eval.outputs import Output, match, read_instructions, read_outputs, write_outputs
 from rcray.sweep.grid import Cell
 from tests.evaluate.judge_server import JudgeServer
@@ -32,7 +32,7 @@ def instructions(tmp_path):
 
 
 def test_answers_go_through_the_chat_template_and_end_there(tiny):
-    outputs = generate(tiny.model, tiny.tokenizer, PHRASES, SHORT, generator="tiny")
+    outputs = generate_answers(tiny.model, tiny.tokenizer, PHRASES, SHORT, generator="tiny")
     assert [output.instruction for output in outputs] == PHRASES
     for output in outputs:
         words = output.output.split()
@@ -42,15 +42,15 @@ def test_answers_go_through_the_chat_template_and_end_there(tiny):
 
 def test_greedy_answers_do_not_depend_on_the_batch(tiny):
     texts = [*PHRASES, "render filu", "render kano dema pema"]
-    alone = [generate(tiny.model, tiny.tokenizer, [text], SHORT, generator="")[0] for text in texts]
-    together = generate(tiny.model, tiny.tokenizer, texts, GenerationConfig(max_new_tokens=24), generator="")
+    alone = [generate_answers(tiny.model, tiny.tokenizer, [text], SHORT, generator="")[0] for text in texts]
+    together = generate_answers(tiny.model, tiny.tokenizer, texts, GenerationConfig(max_new_tokens=24), generator="")
     assert together == alone
 
 
 def test_sampled_answers_are_seeded_and_leave_the_generator_alone(tiny):
     def draw(seed):
         settings = GenerationConfig(max_new_tokens=24, temperature=1.0, seed=seed)
-        return generate(tiny.model, tiny.tokenizer, PHRASES, settings, generator="")
+        return generate_answers(tiny.model, tiny.tokenizer, PHRASES, settings, generator="")
 
     torch.manual_seed(0)
     expected = torch.rand(1)
@@ -62,14 +62,14 @@ def test_sampled_answers_are_seeded_and_leave_the_generator_alone(tiny):
 
 def test_models_with_nothing_to_say(tiny):
     with pytest.raises(DegenerateRunError, match="non-finite logits"):
-        generate(nan_model(tiny), tiny.tokenizer, PHRASES, SHORT, generator="x")
+        generate_answers(nan_model(tiny), tiny.tokenizer, PHRASES, SHORT, generator="x")
     with pytest.raises(DegenerateRunError, match="the same logits"):
-        generate(constant_model(tiny), tiny.tokenizer, PHRASES, SHORT, generator="x")
+        generate_answers(constant_model(tiny), tiny.tokenizer, PHRASES, SHORT, generator="x")
 
 
 def test_an_instruction_beyond_the_context(tiny):
     with pytest.raises(DataError, match=r"instruction 2 has \d+ tokens, and the model's context is 256"):
-        generate(tiny.model, tiny.tokenizer, [PHRASES[0], "word " * 400], SHORT, generator="")
+        generate_answers(tiny.model, tiny.tokenizer, [PHRASES[0], "word " * 400], SHORT, generator="")
 
 
 def test_a_runs_answers_are_written_once(trained, instructions):

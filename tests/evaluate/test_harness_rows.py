@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rcray.config.benchmarks import BENCHMARKS
-from rcray.evaluate.harness_rows import rows_of
+from rcray.evaluate.harness_rows import benchmark_rows
 from rcray.records.evaluation import MetricRow
 
 #: (right, documents) of every subtask, in lm-eval's order.
@@ -56,7 +56,7 @@ EXPECTED = {
 def saved(name):
     results = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())
     leaves = [task for task in results["results"] if task not in results["groups"]]
-    (row,) = rows_of(BENCHMARKS[name], results, leaves, MetricRow(name, "", None, None, 0))
+    (row,) = benchmark_rows(BENCHMARKS[name], results, leaves, MetricRow(name, "", None, None, 0))
     return results, leaves, row
 
 
@@ -110,4 +110,6 @@ def test_a_missing_metric_is_named():
     results = json.loads((Path(__file__).parent / "results" / "musr.json").read_text())
     leaves = [task for task in results["results"] if task not in results["groups"]]
     with pytest.raises(Exception, match=r"no metric 'acc_nrom,none'; did you mean 'acc_norm,none'"):
-        rows_of(replace(BENCHMARKS["musr"], metric="acc_nrom"), results, leaves, MetricRow("musr", "", None, None, 0))
+        benchmark_rows(
+            replace(BENCHMARKS["musr"], metric="acc_nrom"), results, leaves, MetricRow("musr", "", None, None, 0)
+        )

@@ -24,7 +24,7 @@ from rcray.train.look import Fresh, Looks
 from rcray.train.micro import Policy
 from rcray.train.parts import score_source
 from rcray.train.record import row_of
-from rcray.train.sharded import is_sharded, whole_weights
+from rcray.train.sharded import has_shards, whole_weights
 from rcray.train.step import Scoring, StepState, Update, optimizer_step
 from tests.math.test_one_backward import half, make_batch
 from tests.ray.heads import free_ports
@@ -133,7 +133,7 @@ def train(rank, directory, method, results):
         state = build(directory, method, way)
         rows[way] = steps(state, whole if way == "one" else mine, 3)
         weights[way] = whole_weights(state.policy.model, trained_only=True)
-        assert is_sharded(state.policy.model) == (way == "fsdp")
+        assert has_shards(state.policy.model) == (way == "fsdp")
         state = build(directory, method, way, "update")
         batch = whole if way == "one" else mine
         rows[f"{way}, update"] = looking_steps(state, [batch], looks_at(batch, PAIRS))

@@ -49,7 +49,7 @@ def test_rays_dashboard_is_on_loopback():
 
 def test_no_password_among_the_servers_arguments():
     """Arguments are for everybody on the machine to read."""
-    source = inspect.getsource(ui.serve)
+    source = inspect.getsource(ui.serve_runs)
     arguments = re.search(r"Popen\(\s*\[(.*?)\]", source, re.DOTALL).group(1)
     assert "--host" in arguments and "uri" not in arguments
 

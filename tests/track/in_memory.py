@@ -10,9 +10,9 @@ from rcray.track.tracker import (
     LONGEST_PARAM,
     POINTS_PER_CALL,
     Point,
-    State,
     TrackedRun,
     TrackerRefusedError,
+    TrackerState,
     TrackerUnavailableError,
 )
 
@@ -86,7 +86,7 @@ class MemoryTracker:
         self._call("set_tags")
         self._change(run, tags={**self.kept[run].run.tags, **tags})
 
-    def set_state(self, run: str, state: State, ended: int | None = None) -> None:
+    def set_state(self, run: str, state: TrackerState, ended: int | None = None) -> None:
         self._call("set_state")
         self._change(run, state=state)
 

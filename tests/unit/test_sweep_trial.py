@@ -147,7 +147,7 @@ def test_lost_nodes_are_not_counted_as_lost_processes():
 
 def test_a_node_without_the_store_is_named_and_nobody_blamed(store, monkeypatch):
     monkeypatch.setattr(storage, "sees", lambda mark: mark.exists())  # without waiting for a network file system
-    with storage.marked(store) as mark:
+    with storage.shared_mark(store) as mark:
         assert storage.fault_here(mark, None) == ""
     fault = storage.fault_here(mark, None)
     assert fault.startswith("not the same directory on node ")

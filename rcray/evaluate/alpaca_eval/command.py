@@ -11,7 +11,7 @@ from rcray.config.alpaca_eval import AlpacaEvalConfig, JudgeConfig
 from rcray.config.benchmarks import ALPACA_EVAL
 from rcray.config.evaluation import EvaluationConfig
 from rcray.errors import ConfigError, DataError, RcrayError
-from rcray.evaluate.alpaca_eval.generate import generate
+from rcray.evaluate.alpaca_eval.generate import generate_answers
 from rcray.evaluate.alpaca_eval.judge import Cache, asks, judge, judging_cost
 from rcray.evaluate.alpaca_eval.outputs import Match, match, read_instructions, read_outputs, write_outputs
 from rcray.evaluate.alpaca_eval.winrate import annotations, win_rate_rows
@@ -53,7 +53,9 @@ def answers_of(config: RunConfig, store: Store, settings: AlpacaEvalConfig, gpus
         use_precision(loaded.model, precision)
         name = f"{config.label} [{run_id(config)}]"
         with precision():
-            answers = generate(loaded.model, loaded.tokenizer, instructions, settings.generation, generator=name)
+            answers = generate_answers(
+                loaded.model, loaded.tokenizer, instructions, settings.generation, generator=name
+            )
         write_outputs(path, answers)
     return path
 
@@ -76,7 +78,7 @@ class Comparison:
         return match(read_outputs(self.candidate), read_outputs(self.reference))
 
 
-def compare(
+def judge_answers(
     comparison: Comparison,
     config: JudgeConfig,
     cache: Path,
@@ -179,7 +181,7 @@ def compare_sweep(
         if only_estimate:
             say("  " + judging_cost(comparison.matches(), alpaca.judge, cache).describe())
             continue
-        rows = compare(comparison, alpaca.judge, cache, lambda line: say(f"  {line}"))
+        rows = judge_answers(comparison, alpaca.judge, cache, lambda line: say(f"  {line}"))
         keys = {ALPACA_EVAL: content_key(alpaca.model_dump(mode="json"), 24)}
         keep_rows(store.run(key), keys, {ALPACA_EVAL: rows})
         for row in rows:

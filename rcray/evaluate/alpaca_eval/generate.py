@@ -10,7 +10,7 @@ from rcray.evaluate.alpaca_eval.outputs import Output
 from rcray.evaluate.degenerate import EMPTY_SHARE, LEAST_ANSWERS, model_fault
 
 
-def generate(
+def generate_answers(
     model: Any,
     tokenizer: Any,
     instructions: Sequence[str],
