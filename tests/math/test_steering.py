@@ -146,6 +146,32 @@ def test_the_first_micro_batch_decides_for_a_step():
     assert toy.steering.rule.looks == looks + 1
 
 
+def learned_by(parts, told, seed=2, steps=24, limit=0.05):
+    """The branches' pull after some steps that are clipped, from steps of so many micro-batches of 6 noisy pairs."""
+    toy = Toy(torch.optim.SGD, seed=seed, clip_norm=limit)
+    for step in range(steps):
+        noise = 4 * torch.randn(2, 4 * PAIRS, SIZE, generator=torch.Generator().manual_seed(step))
+        shared, w, l = toy.shared, toy.w, toy.l  # noqa: E741
+        z_w, z_l = (shared + 0.3 * w + noise[0]) @ toy.theta, (1.6 * shared + 0.3 * l + noise[1]) @ toy.theta
+        for part in torch.arange(4 * PAIRS).chunk(parts):
+            result = calibrate(dpo, z_w[part], z_l[part], calibrator=toy.steering)
+            (result.loss.mean() / parts).backward(retain_graph=True)
+        norm = torch.nn.utils.clip_grad_norm_([toy.theta], limit)
+        if told:
+            toy.steering.clipped(norm)
+        toy.optimizer.step()
+        toy.optimizer.zero_grad()
+    return toy.steering.rule.response.of(0.75)
+
+
+def test_accumulated_steps_that_are_clipped_are_seen_as_they_are_made():
+    """A micro-batch has a gradient twice as long as that of the step; clipped by its own, it seems to pull half as much."""
+    whole, told, untold = learned_by(1, False), learned_by(4, True), learned_by(4, False)
+    assert told == pytest.approx(whole, rel=0.25)
+    assert all(least < 0.7 * b for least, b in zip(untold, whole, strict=True))
+    assert learned_by(1, True) == whole, "of a step in one piece the norm is known"
+
+
 @pytest.mark.parametrize("stop", [3, 26])
 def test_a_resumed_loop_is_the_uninterrupted_one(stop):
     whole = after(40)

@@ -258,6 +258,15 @@ def test_steering_counts_optimizer_steps_not_micro_batches(build):
     assert steering.steps == 2 and steering.rule.looks == 1 and steering.realised.weight == 0
 
 
+def test_steering_is_told_the_norm_of_the_accumulated_step(build):
+    steering = UpdateSteering()
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "max_grad_norm": 1e-3, "logging_steps": 1}
+    trainer = build(more={"calibrator": steering}, **settings)
+    trainer.train()
+    (norm,) = [row["grad_norm"] for row in trainer.state.log_history if row.get("step") == 2 and "grad_norm" in row]
+    assert steering.clip_norm == 1e-3 < steering.state_dict()["norm"] == pytest.approx(norm, rel=1e-5)
+
+
 def test_steering_resumes_as_if_it_had_not_stopped(build, tmp_path):
     whole = UpdateSteering()
     trainer = build(more={"calibrator": whole}, max_steps=4, save_strategy="steps", save_steps=2)

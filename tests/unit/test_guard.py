@@ -55,7 +55,7 @@ def test_a_guard_that_does_not_act_says_so_once(caplog):
 def test_a_run_that_passes_it_steps_back_and_records_it(store, calibration):
     """A guard so tight that the first drift passes it."""
     settings = {**calibration, "look_every": 1}
-    tight = {"objective": "simpo", "train": {"learning_rate": 1e-3}}
+    tight = {"objective": "cpo" if calibration is PUBLISHED else "simpo", "train": {"learning_rate": 1e-3}}
     config = small_config(calibration={**settings, "guard": 1e-6}, **tight)
     free = small_config(calibration={**settings, "guard": 1e6}, **tight)
     for one in (config, free):
@@ -65,6 +65,7 @@ def test_a_run_that_passes_it_steps_back_and_records_it(store, calibration):
     first = int(guarded["guarding"].idxmax())
     if calibration is PUBLISHED:  # back to the objective's own ratio, at least
         assert (guarded["log_alpha"][guarded["guarding"]] >= 0).all()
+        assert (other["log_alpha"][guarded["guarding"]] < 0).all(), "where it would have weighed the winner less"
     else:
         assert guarded["log_alpha"][first] != other["log_alpha"][first]  # which way is test_update_rule's
 
