@@ -165,7 +165,7 @@ def learned_by(parts, told, seed=2, steps=24, limit=0.05):
 
 
 def test_accumulated_steps_that_are_clipped_are_seen_as_they_are_made():
-    """A micro-batch has a gradient twice as long as that of the step; clipped by its own, it seems to pull half as much."""
+    """A micro-batch has a gradient twice as long as the step: clipped by its own, it seems to pull half as much."""
     whole, told, untold = learned_by(1, False), learned_by(4, True), learned_by(4, False)
     assert told == pytest.approx(whole, rel=0.25)
     assert all(least < 0.7 * b for least, b in zip(untold, whole, strict=True))
