@@ -46,6 +46,8 @@ PLANNED = {
     "pythia-410m": ("pythia-410m", {**LOOK}),
     "no looks, full": ("pythia-410m", {}),
     "no looks": ("mistral-7b", {}),
+    "no looks, pythia-2.8b": ("pythia-2.8b", {}),
+    "no looks, qwen2.5-7b": ("qwen2.5-7b", {}),
 }
 #: The same, where it takes longer: looks at many layers, activations that are kept, distributions, other models beside.
 PLANNED_SLOWLY = {
@@ -116,10 +118,10 @@ def _seen_slowly():
     return look_at({**SLOW_CELLS, **{f"deeper {name}": planned(name, more=1) for name in PLANNED_SLOWLY}})
 
 
-def whole_peak(name):
-    """Bytes that a step of all layers holds at once: one layer more tells what each adds."""
+def whole(name, what="peak_bytes"):
+    """Bytes that a step of all layers holds at once, or before: one layer more tells what each adds."""
     every, cell = _seen_slowly() if name in PLANNED_SLOWLY else _seen(), planned(name)
-    few, more = (every[key]["peak_bytes"] for key in (name, f"deeper {name}"))
+    few, more = (every[key][what] for key in (name, f"deeper {name}"))
     return few + (RunConfig.model_validate(cell["config"]).model.shape.layers - cell["layers"]) * (more - few)
 
 
