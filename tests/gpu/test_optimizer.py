@@ -1,4 +1,4 @@
-"""The optimizer of a GPU: one kernel for all parameters, and the same update."""
+"""The optimizer of a GPU: one kernel for all parameters, clipping that waits for nothing, and the same update."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rcray.config.training import TrainConfig
 from rcray.train.checkpoint import _in_main_memory
+from rcray.train.parallel import clip_norm
 from rcray.train.setup import build_optimizer
 from rcray.train.sharded import load_optimizer, whole
 
@@ -86,6 +87,23 @@ def test_a_run_goes_on_with_its_own_kernel_whoever_wrote_the_checkpoint(one_work
     _, after = stepped(CARD, sharded=reads, saved=whole(before.state_dict()))
     assert {group["fused"] for group in after.param_groups} == {None if reads else True}
     assert {float(moments["step"]) for moments in after.state.values()} == {2.0}
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e3, 1e30])
+def test_clipping_a_sharded_model_reads_nothing_from_the_device(one_worker, limit):
+    """The step reads the norm once, with all else that it says."""
+    model, whole_model = (nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2))
+    whole_model.load_state_dict(model.state_dict())
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
+    for one in (model, whole_model):
+        one(torch.ones(1, 3)).sum().backward()
+    with Kernels() as kernels:
+        norm = clip_norm(list(model.parameters()), limit)
+    assert "_local_scalar_dense" not in kernels.names, kernels.names
+    torch.testing.assert_close(norm.float(), torch.nn.utils.clip_grad_norm_(whole_model.parameters(), limit))
+    for one, two in zip(model.parameters(), whole_model.parameters(), strict=True):
+        torch.testing.assert_close(whole(one.grad), two.grad)
+        assert one.grad.dtype == two.grad.dtype
 
 
 def test_moments_that_were_paged_are_paged_again_when_a_run_goes_on(monkeypatch):
