@@ -25,21 +25,26 @@ class Tried:
 
 
 def attention_kernel(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """The kernel that torch takes for causal rows, or for rows with a mask of ours."""
+    """The kernel that torch takes for causal rows, or for rows with a mask of ours, where a backward is to follow.
+
+    With a gradient some kernels are left out: flash attention has none for wide heads on some cards.
+    """
     grouped = key.shape[1] < query.shape[1]
-    choice = torch._fused_sdp_choice(query, key, key, mask, 0.0, mask is None, enable_gqa=grouped)
+    with torch.enable_grad():
+        choice = torch._fused_sdp_choice(query, key, key, mask, 0.0, mask is None, enable_gqa=grouped)
     return KERNELS.get(int(choice), str(choice))
 
 
 def attention_kernels(device: torch.device, dtype: torch.dtype, heads: int, keys: int, width: int) -> dict[str, str]:
     """Which kernels plain and packed rows are computed by; under a mask transformers repeats the keys' heads."""
-    query, key = (torch.zeros(1, count, 64, width, dtype=dtype, device=device) for count in (heads, keys))
+    shapes = [(1, count, 64, width) for count in (heads, keys)]
+    query, key = (torch.zeros(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
     mask = torch.ones(1, 1, 64, 64, dtype=torch.bool, device=device).tril()
     return {"plain": attention_kernel(query, key, None), "packed": attention_kernel(query, query, mask)}
 
 
-def device_record(model: Any, device: torch.device) -> Device | None:
-    """What is written down of the card a run is on; None on a CPU."""
+def device_record(model: Any, device: torch.device, *, packs: bool) -> Device | None:
+    """What is written down of the card a run is on, and of packed rows if it `packs` pairs; None on a CPU."""
     if device.type != "cuda":
         return None
     precision = capabilities_of(model).precision
@@ -47,7 +52,7 @@ def device_record(model: Any, device: torch.device) -> Device | None:
     if by in ("sdpa", FLEX):
         kernels = attention_kernels(device, precision.compute, *heads_of(model))
         rows = kernels["packed"] if by == "sdpa" else "FlexAttention"
-        by = f"sdpa: plain rows by {kernels['plain']}, packed rows by {rows}"
+        by = f"sdpa: plain rows by {kernels['plain']}" + (f", packed rows by {rows}" if packs else "")
     peak = torch.cuda.max_memory_allocated(device)
     return Device(torch.cuda.get_device_name(device), precision.name.removeprefix("torch."), by, peak)
 

@@ -293,7 +293,7 @@ class Training:
             dist.barrier()
 
     def _status(self, state: State) -> RunStatus:
-        progress = self.progress
+        progress, policy = self.progress, self.state.policy
         return RunStatus(
             run_id=self.job.run_id,
             label=self.job.config.label,
@@ -311,7 +311,7 @@ class Training:
             data=self.data.report.summary(),
             data_fingerprint=self.data.fingerprint(),
             writer=Writer(platform.node(), os.getpid()),
-            device=device_record(self.state.policy.model, self.state.policy.device),
+            device=device_record(policy.model, policy.device, packs=policy.share_prompts != "off"),
             updated=time.time(),
         )
 

@@ -14,11 +14,12 @@ from rcray.data.layout import worth_packing
 from rcray.errors import ConfigError
 from rcray.models import cards, head
 from rcray.models.attention import set_flex_attention
-from rcray.models.capabilities import capabilities_of, use_liger, use_precision
+from rcray.models.capabilities import Capabilities, capabilities_of, use_liger, use_precision
 from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
 from rcray.models.load import load_model
 from rcray.models.precision import Precision
+from rcray.records.states import State
 from rcray.records.status import Device, RunStatus
 from rcray.train import loop
 from rcray.train.checkpoint import CheckpointWriter, Progress, Resumable, restore_newest
@@ -90,15 +91,44 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "L40S")
     model, card = tiny(quick_cache, tmp_path, "tiny-mistral", method="qlora", dtype="bfloat16"), torch.device("cuda", 0)
     use_precision(model, Precision(torch.bfloat16, "cuda", autocast=True))
-    record = cards.device_record(model, card)
+    record = cards.device_record(model, card, packs=True)
     assert asked == [(card, torch.bfloat16, 4, 2, 16)], "as many heads of keys as it has"
     assert record.attention == "sdpa: plain rows by flash, packed rows by efficient"
     run = store.run("a")
     run.write_status(RunStatus("a", device=record))
     assert run.read_status().device == Device("L40S", "bfloat16", record.attention, 7_000_000_000)
-    assert cards.device_record(model, CPU) is None
+    assert cards.device_record(model, CPU, packs=True) is None
+    assert cards.device_record(model, card, packs=False).attention == "sdpa: plain rows by flash"
     set_flex_attention(model)
-    assert cards.device_record(model, card).attention == "sdpa: plain rows by flash, packed rows by FlexAttention"
+    flex = [cards.device_record(model, card, packs=packs).attention for packs in (True, False)]
+    assert flex == ["sdpa: plain rows by flash, packed rows by FlexAttention", "sdpa: plain rows by flash"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sharing", "packs"), [("tiny-neox", "auto", True), ("tiny-neox", "off", False), ("own", "auto", False)]
+)
+def test_packed_rows_are_in_the_record_of_runs_that_pack(store, monkeypatch, model, sharing, packs):
+    """Not of one that was told not to, nor of a model that cannot."""
+    asked = []
+    if model == "own":
+        monkeypatch.setattr(Capabilities, "packs_rows", False)
+    monkeypatch.setattr(loop, "device_record", lambda *of, **how: asked.append(how["packs"]))
+    loop.prepare(job(store, prompt_sharing=sharing), 0, 1)._status(State.RUNNING)
+    assert asked == [packs]
+
+
+def test_kernels_are_asked_for_with_a_backward_to_follow(monkeypatch):
+    """Torch leaves some out then; a status may be written where gradients are off."""
+    seen = []
+
+    def choice(query, key, value, *others, **options):
+        seen.append((query.requires_grad, key.requires_grad, torch.is_grad_enabled()))
+        return 1
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choice)
+    with torch.no_grad():
+        cards.attention_kernels(CPU, torch.float32, heads=4, keys=2, width=16)
+    assert seen == [(True, True, True)] * 2
 
 
 def test_torch_names_the_kernel_it_would_take():
