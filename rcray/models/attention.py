@@ -18,6 +18,7 @@ from rcray.errors import ConfigError
 from rcray.faults import classify
 from rcray.models.capabilities import capabilities_of, try_again
 from rcray.models.forward import FLEX, heads_of
+from rcray.models.precision import Precision
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def use_attention(model: Any, device: torch.device, asked: Literal["auto", "sdpa
     if asked == "flex":
         use_flex_attention(model, device)
     elif asked == "auto" and packs and device.type == "cuda":
-        problem = why_no_flex(model, device)
+        problem = why_no_flex(heads_of(model), capabilities_of(model).precision, device)
         if problem is None:
             use_flex_attention(model, device)
         else:
@@ -93,16 +94,17 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mas
     return flex_attention_forward(module, query, key, value, attention_mask, **options)
 
 
-def why_no_flex(model: Any, device: torch.device) -> str | None:
-    """What keeps FlexAttention from this model's attention on this device; None where it agrees with masked SDPA.
+def why_no_flex(shape: tuple[int, int, int], precision: Precision, device: torch.device) -> str | None:
+    """What keeps FlexAttention from such attention on this device; None where it agrees with masked SDPA.
 
-    Compiled, forward and backward, in the shape of its heads and in the precision of the run.
+    Compiled, forward and backward, for so many heads of queries, of keys and values, and of that width
+    (`heads_of` a model), in the precision of the run.
 
     Raises:
         ConfigError: the GPU answers no more; what caused it tells that this process is of no use.
     """
     try:
-        if all(_agrees(model, device, tokens) for tokens in _TRIALS):
+        if all(_agrees(shape, precision, device, tokens) for tokens in _TRIALS):
             return None
         return "its output or gradient is not that of SDPA under a mask"
     except Exception as error:  # whatever a compiler, a missing kernel or a driver raises
@@ -113,9 +115,11 @@ def why_no_flex(model: Any, device: torch.device) -> str | None:
         raise ConfigError(problem, fix="set execution.attention: sdpa") from error
 
 
-def _agrees(model: Any, device: torch.device, tokens: tuple[int, int, int]) -> bool:
+def _agrees(
+    shape: tuple[int, int, int], precision: Precision, device: torch.device, tokens: tuple[int, int, int]
+) -> bool:
     """Whether output and gradients of one packed row are those of SDPA, and the output without a gradient, too."""
-    precision, (heads, keys, width) = capabilities_of(model).precision, heads_of(model)
+    heads, keys, width = shape
     layout = packed(collate([EncodedPair("a", *((1,) * count for count in tokens))], [0])).to(device)
     module = SimpleNamespace(training=True, is_causal=True, num_key_value_groups=heads // keys)
     generator = torch.Generator().manual_seed(0)

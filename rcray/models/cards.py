@@ -7,13 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rcray.models.attention import compile_anew, why_no_flex
 from rcray.models.capabilities import capabilities_of
 from rcray.models.forward import FLEX, attention_of, heads_of
+from rcray.models.precision import Precision
 from rcray.records.status import Device
 
 GIB = 2**30
 #: As torch numbers the kernels behind `scaled_dot_product_attention`.
 KERNELS = {-1: "none", 0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
+
+#: Of queries, of keys and values, and their width, where no model says; the width is that of the 7B models.
+_HEADS = (8, 8, 128)
 
 
 @dataclass(frozen=True)
@@ -111,11 +116,14 @@ def _four_bit(device: torch.device) -> str:
 
 
 def _attention(device: torch.device) -> str:
+    """What `execution.attention: auto` comes to; a card without FlexAttention is a sound one."""
     with torch.cuda.device(device):
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    dtype = torch.bfloat16 if native else torch.float16
-    kernels = attention_kernels(device, dtype, heads=8, keys=8, width=128)
-    return f"attention by {kernels['plain']} (packed rows: {kernels['packed']})"
+        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        kernels = attention_kernels(device, dtype, *_HEADS)
+        compile_anew()
+        problem = why_no_flex(_HEADS, Precision(dtype, device.type), device)
+    rows = "FlexAttention" if problem is None else f"{kernels['packed']}, without FlexAttention: {problem}"
+    return f"attention by {kernels['plain']} (packed rows: {rows})"
 
 
 def try_pair(first: int, second: int) -> Tried:

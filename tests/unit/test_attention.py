@@ -16,7 +16,7 @@ from rcray.models import attention, capabilities
 from rcray.models.attention import set_flex_attention, use_attention, use_flex_attention, why_no_flex
 from rcray.models.blocks import blocks_of
 from rcray.models.capabilities import capabilities_of, use_precision
-from rcray.models.forward import FLEX, answer_logps, attention_of, body_of, unfolding
+from rcray.models.forward import FLEX, answer_logps, attention_of, body_of, heads_of, unfolding
 from rcray.models.precision import Precision
 from rcray.train import micro
 from rcray.train.step import optimizer_step
@@ -60,6 +60,7 @@ def test_a_model_without_flex_attention_is_named():
 
 CARD = torch.device("cuda", 0)
 SDPA = "sdpa"
+SHAPE = (4, 2, 16)
 
 
 @pytest.mark.parametrize("architecture", ["tiny-neox", "tiny-mistral"])
@@ -67,7 +68,6 @@ SDPA = "sdpa"
 def test_the_trial_holds_flex_attention_to_masked_sdpa(quick_cache, monkeypatch, architecture, precision):
     """Forward and backward: a stand-in that reads what it must not is found out, and so is a wrong gradient."""
     model = build(quick_cache, "full", architecture)
-    use_precision(model, precision)
     by_mask, blocks = sdpa_attention.sdpa_attention_forward, []
 
     def in_its_place(allowed, scale=1.0):
@@ -77,7 +77,7 @@ def test_the_trial_holds_flex_attention_to_masked_sdpa(quick_cache, monkeypatch,
             return output.detach() + scale * (output - output.detach()), None
 
         monkeypatch.setattr(flex_attention, "flex_attention_forward", forward)
-        return why_no_flex(model, CPU)
+        return why_no_flex(heads_of(model), precision, CPU)
 
     def dense(mask):
         rows, _, width, _ = mask.shape
@@ -92,19 +92,19 @@ def test_the_trial_holds_flex_attention_to_masked_sdpa(quick_cache, monkeypatch,
     assert in_its_place(lambda mask: dense(mask) if torch.is_grad_enabled() else dense(mask) & False) == DISAGREES
 
 
-def test_a_gpu_that_failed_in_the_trial_is_not_gone_on_with(quick_cache, monkeypatch):
+def test_a_gpu_that_failed_in_the_trial_is_not_gone_on_with(monkeypatch):
     """Nothing works any more in such a process: it ends, and says what to set if that happens again."""
 
     def broken(*args, **options):
         raise RuntimeError(said)
 
     monkeypatch.setattr(attention, "attend", broken)
-    model, said = build(quick_cache, "full", "tiny-mistral"), "CUDA error: an illegal memory access was encountered"
+    said = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(ConfigError, match=r"execution\.attention: the GPU failed .* illegal memory") as caught:
-        why_no_flex(model, CPU)
+        why_no_flex(SHAPE, Precision(torch.float32), CPU)
     assert caught.value.fix == "set execution.attention: sdpa" and classify(caught.value) == "device"
     said = "CUDA out of memory"
-    assert why_no_flex(model, CPU) == "RuntimeError: CUDA out of memory"
+    assert why_no_flex(SHAPE, Precision(torch.float32), CPU) == "RuntimeError: CUDA out of memory"
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_a_full_or_failed_gpu_says_nothing_of_packed_rows(quick_cache, monkeypat
 DISAGREES = "its output or gradient is not that of SDPA under a mask"
 
 
-def test_without_a_gpu_the_trial_says_that_there_is_no_backward(quick_cache):
+def test_without_a_gpu_the_trial_says_that_there_is_no_backward():
     """Torch's own words, of the real thing."""
-    assert "NotImplementedError" in str(why_no_flex(build(quick_cache, "full", "tiny-neox"), CPU))
+    assert "NotImplementedError" in str(why_no_flex(SHAPE, Precision(torch.float32), CPU))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,13 @@ def test_without_a_gpu_the_trial_says_that_there_is_no_backward(quick_cache):
 )
 def test_which_kernel_is_taken(quick_cache, monkeypatch, caplog, asked, packs, device, problem, taken):
     model = build(quick_cache, "full", "tiny-mistral")
-    monkeypatch.setattr(attention, "why_no_flex", lambda model, device: problem)
+    use_precision(model, Precision(torch.bfloat16, autocast=True))
+    tried = []
+    monkeypatch.setattr(attention, "why_no_flex", lambda *of: tried.append(of) or problem)
     use_attention(model, device, asked, packs=packs)
     assert attention_of(model) == taken
+    is_tried = asked == "auto" and packs and device == CARD
+    assert tried == [(heads_of(model), Precision(torch.bfloat16, autocast=True), CARD)] * is_tried
     warnings = [record.message for record in caplog.records if "FlexAttention does not work here" in record.message]
     assert len(warnings) == (problem == "no Triton") and all("no Triton" in warning for warning in warnings)
     assert capabilities_of(model).plain_head
@@ -151,7 +155,7 @@ def test_which_kernel_is_taken(quick_cache, monkeypatch, caplog, asked, packs, d
 
 def test_a_process_compiles_flex_attention_for_every_model_it_comes_to(quick_cache, monkeypatch):
     """Torch compiles a function for eight kinds of input and then no more: the second model would go without."""
-    monkeypatch.setattr(attention, "why_no_flex", lambda model, device: None)
+    monkeypatch.setattr(attention, "why_no_flex", lambda *of: None)
     monkeypatch.setattr(flex_attention, "WrappedFlexAttention", lambda training: lambda: compiled)
     plain = torch.nn.attention.flex_attention
     monkeypatch.setattr(plain, "_warn_once", lambda **what: pytest.fail(f"not compiled: {what}"))
