@@ -12,7 +12,7 @@ from rcray.evaluate.stage import EvaluationStage, Outcome, evaluate_run
 from rcray.records.progress import read_progress
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.store import RunDir, Store, is_plain_name
-from rcray.train.launch import is_finished
+from rcray.train.launch import is_trained, restore_trained
 
 Say = Callable[[str], None]
 
@@ -61,13 +61,13 @@ def find_runs(given: str, store: Store) -> list[Target]:
 
 
 def find_run(given: str, store: Store) -> Target:
-    """Exactly one finished run."""
+    """Exactly one trained run."""
     targets = find_runs(given, store)
     if len(targets) > 1:
         raise ConfigError(
             f"--run {given}: holds {len(targets)} runs, and this command takes one", fix="name one of them"
         )
-    if not is_finished(targets[0].store.run(run_id(targets[0].config))):
+    if not is_trained(targets[0].store.run(run_id(targets[0].config))):
         raise RcrayError(f"{targets[0].label}: not finished", fix="run `rcray train` or `rcray sweep` first")
     return targets[0]
 
@@ -83,12 +83,14 @@ def _target(run: RunDir) -> Target:
 
 
 def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, warn: Say) -> None:
-    """Measures the finished runs on Ray and prints every row; what is measured is not measured again.
+    """Measures the trained runs on Ray and prints every row; what is measured is not measured again.
+
+    A run whose evaluation had failed in its sweep is ok once it is measured.
 
     Raises:
         RcrayError: a run is not finished, failed to evaluate, or is degenerate.
     """
-    finished = [target for target in targets if is_finished(target.store.run(run_id(target.config)))]
+    finished = [target for target in targets if is_trained(target.store.run(run_id(target.config)))]
     for target in targets:
         if target not in finished:
             warn(f"{target.label}: not finished, skipped")
@@ -104,6 +106,8 @@ def evaluate(targets: Sequence[Target], settings: EvaluationConfig, say: Say, wa
             say(f"{target.label}: {row.describe()}")
         if result.degenerate or any(row.status is State.DEGENERATE for row in result.rows):
             troubles.append(State.DEGENERATE)
+        else:
+            restore_trained(target.store.run(run_id(target.config)))
 
     todo = [target for target in finished if not stage.is_done(target.config, target.store)]
     if todo or not finished:  # what is measured can be shown again without hub, data or backend

@@ -19,7 +19,6 @@ from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import LiveLedger
 from rcray.sweep.placement import NodeKind
 from rcray.sweep.storage import RemoteRuns
-from rcray.train.launch import is_finished
 
 PROCESSES = 3
 NODES = 20  # of one cell: it is the cell that ends them
@@ -105,9 +104,12 @@ def given_up(lost: str, error: BaseException | None) -> GivenUp:
 
 
 def write_given_up(run: RunDir, outcome: GivenUp) -> bool:
-    """The status of a cell that is given up; False where its run has an outcome of its own."""
+    """The status of a cell that is given up; False where its run has failed by itself.
+
+    A cell whose stages were lost is trained all the same: its next launch finds that (`restore_trained`).
+    """
     record = run.recover_status()
-    if record.status in UNSUCCESSFUL or is_finished(run):
+    if record.status in UNSUCCESSFUL:
         return False
     text = outcome.text(record.error)
     run.write_status(replace(record, run_id=run.run_id, status=outcome.state, error=text, updated=time.time()))

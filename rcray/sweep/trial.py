@@ -85,15 +85,12 @@ def _carry_out(
         if storage_fault(error):
             raise
         write_atomic(run.path / "error.log", redact(traceback.format_exc()))
-        kind = classify(error)
-        if kind == "device":  # the last that this process says: if it is lost too often, that was why
+        if classify(error) in ("device", "transient"):  # no failure of the run; if it is given up, that was why
             run.write_status(
                 replace(run.recover_status(), run_id=run.run_id, error=text_of(error), updated=time.time())
             )
             raise
         record_failure(run, error)
-        if kind == "transient":
-            raise
     _free_memory()
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +32,20 @@ WORKER_RETRIES = 2  # lost workers or nodes; deterministic errors end a run at o
 def is_finished(run: RunDir) -> bool:
     """Whether a run has its final model and says so."""
     return run.recover_status().status is State.OK and run.final.is_dir()
+
+
+def is_trained(run: RunDir) -> bool:
+    """Whether a run was trained to its end and has its model, even where something after training has failed."""
+    record = run.recover_status()
+    failed_later = record.status in (State.FAILED, State.OOM) and record.step == record.total_steps
+    return (record.status is State.OK or failed_later) and run.final.is_dir()
+
+
+def restore_trained(run: RunDir) -> None:
+    """Takes back what a stage after training said of such a run: that stage is all there is to do again."""
+    record = run.recover_status()
+    if is_trained(run) and (record.status is not State.OK or record.error):
+        run.write_status(replace(record, status=State.OK, error="", updated=time.time()))
 
 
 def is_whole(run: RunDir) -> bool:
@@ -65,6 +80,7 @@ def launch(
     mirror = Mirror.of(config, run)
     if mirror and not is_finished(run):
         mirror.pull()
+    restore_trained(run)
     if is_whole(run):
         return run.recover_status()
     write_atomic(run.config, to_yaml(config))
