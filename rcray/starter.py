@@ -18,10 +18,10 @@ from rcray.config import Experiment, load_experiment
 from rcray.config.data import DataConfig
 from rcray.config.datasets import known_datasets, source_of
 from rcray.config.load import build_run
-from rcray.config.model import Method, train_defaults
+from rcray.config.model import Method, ModelConfig, train_defaults
 from rcray.config.models import MODELS, embedded_models, preset_models, short_name
 from rcray.config.training import TrainConfig
-from rcray.data.survey import held_out_size, survey
+from rcray.data.survey import TOKENIZER, held_out_size, survey
 from rcray.errors import ConfigError, did_you_mean
 from rcray.sweep.accelerators import ACCELERATORS, DEFAULT
 from rcray.sweep.cost import estimate
@@ -74,12 +74,14 @@ def render(name: str, wanted: Wanted) -> str:
     tiny = wanted.model in embedded_models()
     gpus = 0 if tiny else min(1, gpus_here())
     micro_batch = min(batch, config.train.micro_batch_size)
+    counted = True
     if rows is not None:
         data["eval_pairs"] = held_out_size(config.data, rows)  # what will be taken, and not more
         lengths = survey(config.data, config.model)
         if lengths is not None and not tiny:
             data["max_length"] = next((size for size in _LENGTHS if size >= lengths.typical), _LENGTHS[-1])
             data["max_prompt_length"] = data["max_length"] * 3 // 4
+            counted = lengths.counted
         micro_batch = _micro_batch(model, data, batch, micro_batch, gpus)
     title = f"{short_name(wanted.model)} on {short_name(wanted.data)}"
     lines = [
@@ -100,6 +102,7 @@ def render(name: str, wanted: Wanted) -> str:
             ".csv .parquet) with the columns prompt, chosen, rejected; `columns` says what they are called in yours."
         ),
         "  # Without an eval_split, eval_pairs rows are held out. bad_rows: drop counts and names them, fail stops.",
+        *([] if counted else [_guess(config.model)]),
         f"  data: {_plain(data)}",
         "  train:",
         "    epochs: 1",
@@ -142,6 +145,13 @@ def _gpu_comment(tiny: bool, gpus: int) -> str:
     if not tiny and not gpus:
         return "no GPU was seen here; 1: a GPU; 0.5: two cells on one"
     return "0: CPU; 1: a GPU; 0.5: two cells on one"
+
+
+def _guess(model: ModelConfig) -> str:
+    """What to know of lengths that no tokenizer has counted."""
+    here = (Path(model.origin) / TOKENIZER).is_file()
+    how = "pip install 'rcray[sweep]' counts tokens" if here else "the model's tokenizer is not on this machine"
+    return f"  # max_length: estimated from characters; {how}."
 
 
 def _micro_batch(model: Mapping[str, Any], data: Mapping[str, Any], batch: int, size: int, gpus: int) -> int:

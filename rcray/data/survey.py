@@ -22,6 +22,7 @@ from rcray.errors import RcrayError
 
 SAMPLE = 400  # pairs whose tokens are counted
 CHARACTERS_PER_TOKEN = 4.0  # of English, where no tokenizer is at hand
+TOKENIZER = "tokenizer.json"  # of a model's directory
 TEMPLATE_TOKENS = 12  # around a prompt and its answer, beside what the template itself says
 
 
@@ -98,7 +99,7 @@ class _Counter:
 
     def __init__(self, directory: Path, template: str):
         self.tokenizer: Any = None
-        file = directory / "tokenizer.json"
+        file = directory / TOKENIZER
         if file.is_file():
             # Exception: the library has no type of its own. The run says what is wrong with the file, and `require`
             # what is not installed; here a rule of thumb will do.

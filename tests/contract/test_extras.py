@@ -1,6 +1,7 @@
 """The core stands alone, and whatever needs an extra says so in one line with the command that installs it."""
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from packaging.requirements import Requirement
 
 import rcray
 from rcray.extras import EXTRAS, MissingExtraError, explain_missing, require
+from rcray.starter import Wanted, write_starter
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -145,6 +147,12 @@ def test_with_the_core_alone_every_module_is_there_or_says_what_it_needs(tmp_pat
     assert findings["mlflow"]["fix"] == "pip install 'rcray[track]'"
 
 
+#: Of a model's directory: words between spaces, the least that the library takes.
+TOKENIZER = json.dumps({
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+})  # fmt: skip
 LEDGER = ROOT / "tests" / "report" / "quickstart-ledger"
 NO_TRACKING = "; without MLflow: --no-tracking"
 
@@ -170,13 +178,19 @@ REFUSED = [
     ("real", "sweep real --no-tracking", "pip install 'rcray[real]'"),
     ("search", "sweep searched.yaml --no-tracking", "pip install 'rcray[search]'"),
 ]  # fmt: skip
-ANSWERED = ["--help", "--version", "objectives", "plan quickstart", "show-config smoke"]
+INIT = "init mine.yaml --model ./model --data pairs.jsonl"
+ANSWERED = ["--help", "--version", "objectives", "plan quickstart", "show-config smoke", INIT]
 
 
 def test_a_command_without_its_extra_is_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "searched.yaml").write_text(
         "name: s\nsearch: {method: optuna, samples: 2, space: {train.learning_rate: {low: 1.0e-6, high: 1.0e-3}}}\n"
     )
+    pair = {"prompt": "Why is that?", "chosen": "Because of this.", "rejected": "Never mind."}
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 20)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text(TOKENIZER)
+    there = sorted(path.name for path in tmp_path.iterdir())
     blocked = [[module for extra in missing.split() for module in EXTRAS[extra]] for missing, _, _ in REFUSED]
     given = [(modules, command.split()) for modules, (_, command, _) in zip(blocked, REFUSED, strict=True)]
     given += [(ALL, command.split()) for command in ANSWERED]
@@ -185,9 +199,14 @@ def test_a_command_without_its_extra_is_one_line_and_exit_code_2(tmp_path):
         assert (code, out) == (2, ""), f"{command}: {err}"
         assert len(err.splitlines()) == 1 and err.startswith("error: "), f"{command}: {err}"
         assert err.rstrip().endswith(said), f"{command}: {err}"
-        assert files == ["searched.yaml"], f"{command}: refused before anything was made"
+        assert files == there, f"{command}: refused before anything was made"
     for command, (code, out, err, _) in zip(ANSWERED, answers[len(REFUSED) :], strict=True):
         assert code == 0 and out.strip(), f"the core answers {command}: {err}"
+    said = "# max_length: estimated from characters; pip install 'rcray[sweep]' counts tokens."
+    assert said in (tmp_path / "mine.yaml").read_text(), "a guess is no count"
+    with contextlib.chdir(tmp_path):
+        write_starter(tmp_path / "counted.yaml", Wanted("./model", "pairs.jsonl"))
+    assert "estimated" not in (tmp_path / "counted.yaml").read_text(), "with the extra, tokens are counted"
 
 
 def test_a_module_of_nobodys_extra_is_not_explained():
