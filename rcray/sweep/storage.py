@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from rcray.config import RunConfig
 from rcray.errors import StorageUnavailableError, StoreError
-from rcray.store import Store
+from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 from rcray.train.mirror import Mirror
 
@@ -66,17 +67,20 @@ def check_nodes(store: Store, mark: Path) -> None:
         raise refusal(store, f"{_NOT_SHARED} {', '.join(sorted(set(blind)))}")
 
 
-def fault_here(mark: Path, mirror: Mirror | None) -> str:
-    """Why a trial on this node would work in vain: no store that others see, or no access to the remote one."""
-    if mirror is None:
+def mirror_here(config: RunConfig, run: RunDir, mark: Path) -> Mirror | None:
+    """The run's copy on remote storage, where it has one, for a trial on this node.
+
+    Raises:
+        StorageUnavailableError: the trial would work in vain: no store that others see, or no access to the remote one.
+    """
+    mirror = Mirror.of(config, run)
+    if mirror is not None:
+        mirror.probe()
+    elif not sees(mark):
         import ray
 
-        return "" if sees(mark) else f"{_NOT_SHARED} {ray.util.get_node_ip_address()}"
-    try:
-        mirror.probe()
-    except StorageUnavailableError as error:
-        return error.message
-    return ""
+        raise StorageUnavailableError(f"{_NOT_SHARED} {ray.util.get_node_ip_address()}")
+    return mirror
 
 
 def refusal(store: Store, reason: str) -> StoreError:

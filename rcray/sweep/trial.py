@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.config import RunConfig
+from rcray.errors import StorageUnavailableError
 from rcray.faults import classify, ended_by_device_faults
 from rcray.files import storage_fault, write_atomic
 from rcray.records.given_up import GivenUp, read_given_up
@@ -25,7 +26,7 @@ from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 from rcray.sweep.losses import NODE, SHARES_STORE, write_given_up
-from rcray.sweep.storage import fault_here, sees
+from rcray.sweep.storage import mirror_here, sees
 from rcray.train.launch import launch
 from rcray.train.mirror import Mirror, pushed
 
@@ -50,8 +51,10 @@ def run_trial(
 
     cell = Cell.from_content(params["cell"])
     run = store.run(cell.run_id)
-    if fault := fault_here(mark, mirror := Mirror.of(cell.config, run)):
-        tune.report({"finished": True, STORAGE: fault})
+    try:
+        mirror = mirror_here(cell.config, run, mark)
+    except StorageUnavailableError as error:
+        tune.report({"finished": True, STORAGE: error.message})
         return
     tune.report({NODE: ray.get_runtime_context().get_node_id(), SHARES_STORE: mirror is None or sees(mark, 0.0)})
     try:

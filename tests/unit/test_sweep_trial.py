@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from rcray.config import RunConfig
+from rcray.config import RunConfig, run_id
 from rcray.errors import ConfigError, RunLockedError, StorageUnavailableError
 from rcray.faults import classify
 from rcray.records.given_up import GivenUp, read_given_up, with_given_up
@@ -16,7 +16,8 @@ from rcray.records.states import State
 from rcray.sweep import storage
 from rcray.sweep.grid import Cell
 from rcray.sweep.losses import NODES, PROCESSES, Losses, given_up, write_given_up
-from rcray.sweep.trial import _carry_out, adjustment, smaller_micro_batch, with_micro_batch
+from rcray.sweep.trial import STORAGE, _carry_out, adjustment, run_trial, smaller_micro_batch, with_micro_batch
+from rcray.train import mirror
 from rcray.train.failure import is_blameless, record_failure
 from tests.small_runs import small_config
 
@@ -147,13 +148,35 @@ def test_lost_nodes_are_not_counted_as_lost_processes():
 
 def test_a_node_without_the_store_is_named_and_nobody_blamed(store, monkeypatch):
     monkeypatch.setattr(storage, "sees", lambda mark: mark.exists())  # without waiting for a network file system
+    config = small_config()
+    run = store.run(run_id(config))
     with storage.shared_mark(store) as mark:
-        assert storage.fault_here(mark, None) == ""
-    fault = storage.fault_here(mark, None)
-    assert fault.startswith("not the same directory on node ")
+        assert storage.mirror_here(config, run, mark) is None
+    with pytest.raises(StorageUnavailableError, match="not the same directory on node ") as raised:
+        storage.mirror_here(config, run, mark)
+    fault = raised.value.message
     error = storage.refusal(store, fault)
     assert error.message == f"store {store.root}: {fault}" and "execution.storage" in str(error.fix)
     assert storage.refusal(store, "No space left on device").fix == "free space there; the same command continues"
+
+
+def test_storage_that_a_node_cannot_open_is_not_the_cells_fault(store, monkeypatch):
+    """An S3 client without credentials or region fails as it is made, before anything is read or written."""
+    from ray import tune
+
+    def refused(uri):
+        raise OSError("no region for bucket 'b'")
+
+    said = []
+    monkeypatch.setattr(tune, "report", said.append)
+    monkeypatch.setattr(mirror, "_open", refused)
+    config = small_config(execution={"storage": "s3://b/sweeps"})
+    cell = Cell(run_id(config), config, ())
+    run_trial({"cell": cell.content()}, store, (), store.root / "mark")
+    (last,) = said
+    assert last["finished"] and "no region for bucket 'b'" in last[STORAGE]
+    assert storage.refusal(store, last[STORAGE]).fix == "give every node access to it; the same command continues"
+    assert store.run(cell.run_id).recover_status().status is State.PENDING
 
 
 def test_a_cell_that_takes_its_nodes_down_is_given_up():
@@ -223,7 +246,6 @@ def test_a_process_lets_go_of_what_it_trained(store, monkeypatch):
     """Ray's processes go from cell to cell; models of finished ones would add up until Python happens to tidy up."""
     from ray import tune
 
-    from rcray.config import run_id
     from rcray.train.loop import Training
 
     def trainings():
