@@ -10,13 +10,13 @@ logits, RC   the published way: two extra autograd.grad calls on that graph, the
 What calibration costs is RC over plain, and for the published way `logits, RC` over `logits`; each with the prompt of
 a pair computed once (packed) and twice (rows).
 
-By the update, on batches of 32 pairs in micro-batches of 4 and a smaller model, because a look is one of 8 pairs
+By the update, on batches and micro-batches of the default sizes and a smaller model, because a look is one of 8 pairs
 whatever the batch:
 
 between      a step between two looks
 look         a step with one: fresh pairs, and as many of the batch with their sides apart
-update       what that costs on average over RUN steps, as many as an epoch of UltraFeedback has: a look at each
-             of its first steps, then at every tenth, and late at every twentieth
+update       what that costs on average over a run, by the schedule of looks that training goes by: over 1,900 steps,
+             as many as an epoch of UltraFeedback has, and over 200, of which a larger share are the first ones
 """
 
 import json
@@ -26,16 +26,18 @@ import torch
 from benchmarks.interleaved import argument_parser, machine, measure, table
 from benchmarks.steps import HUNDRED_MILLION, TINY, TWENTY_MILLION, Setting
 from rcray.config.calibration import CalibrationConfig
+from rcray.config.training import TrainConfig
 from rcray.data.schedule import LookSchedule, Schedule
 
 LOOK_PAIRS = CalibrationConfig().look_pairs
-RUN, BATCH = 1900, 32
+BATCH, MICRO = TrainConfig().batch_size, TrainConfig().micro_batch_size
+EPOCH, SHORT = 1900, 200  # steps
 
 
-def looks_in_a_run() -> int:
+def looks_in_a_run(steps: int) -> int:
     """By the schedule that training itself goes by."""
-    plan = LookSchedule(Schedule(RUN * BATCH, BATCH, BATCH, 1, 0), CalibrationConfig().look_every, LOOK_PAIRS)
-    return sum(plan.rows(step) is not None for step in range(RUN))
+    plan = LookSchedule(Schedule(steps * BATCH, BATCH, MICRO, 1, 0), CalibrationConfig().look_every, LOOK_PAIRS)
+    return sum(plan.rows(step) is not None for step in range(steps))
 
 
 def main() -> None:
@@ -50,22 +52,23 @@ def main() -> None:
 
 
 def by_update(quick: bool, costs: dict[str, dict[str, float]]) -> None:
-    """Steps of 32 pairs, between looks and with one."""
-    size, length, rounds = (TINY, 24, 2) if quick else (TWENTY_MILLION, 64, 7)
+    """Steps of whole batches, between looks and with one."""
+    size, length, rounds = (TINY, 24, 2) if quick else (TWENTY_MILLION, 64, 15)
     for method in ("full", "lora"):
         for sharing in ("on", "off"):
-            setting = Setting.of(method, size, pairs=BATCH, prompt=length, answer=length, sharing=sharing, micro=4)
+            setting = Setting.of(method, size, pairs=BATCH, prompt=length, answer=length, sharing=sharing, micro=MICRO)
             variants = {"plain": setting.plain(), "off": setting.ours(calibrated=False)}
             variants["between"], variants["look"] = setting.by_update(look_pairs=LOOK_PAIRS)
             times = measure(variants, rounds)
             parameters = sum(p.numel() for p in setting.base.parameters())
-            name = f"{method}, {'packed' if sharing == 'on' else 'rows'}, batch 32"
+            name = f"{method}, {'packed' if sharing == 'on' else 'rows'}, batch {BATCH}"
             print(table(f"{name} ({parameters / 1e6:.0f}M parameters)", times, "plain"))
             between, look = times.ratio("between", "plain"), times.ratio("look", "plain")
             costs[name] = {"off": round(times.ratio("off", "plain"), 4)}
-            looks = looks_in_a_run()
-            costs[name]["update"] = round(between + looks / RUN * (look - between), 4)
-            print(f"  update, {looks} looks in {RUN:,} steps: {costs[name]['update']:.3f}x", flush=True)
+            for key, steps in (("update", EPOCH), ("update, a short run", SHORT)):
+                looks = looks_in_a_run(steps)
+                costs[name][key] = round(between + looks / steps * (look - between), 4)
+                print(f"  update, {looks} looks in {steps:,} steps: {costs[name][key]:.3f}x", flush=True)
 
 
 def published_kind(quick: bool, costs: dict[str, dict[str, float]]) -> dict[str, int]:

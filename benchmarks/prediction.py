@@ -5,8 +5,9 @@ probe    ten steps: 256 held-out pairs, against the first-order move that looks 
 head     the paper's band at the head (full) or at the last adapters (LoRA), for the same steps and the same moves
 
 A step or interval whose pathway hangs on a likelihood that hardly moved is not clear. Two definitions are printed:
-clear, where neither side's realised move is among the smallest fifth of that side's in its run, and `tenth`, where the
-smaller of both moves is at least a tenth of the larger. Runs are made without calibration; the five seeds of an
+clear, where neither side's realised move is among the smallest of that side's in its run (up to the quantile of a
+fifth: 12 of 60 steps, two of six intervals), and `tenth`, where the smaller of both moves is at least a tenth of the
+larger. Runs are made without calibration; the five seeds of an
 objective and method go through the three architectures in turn.
 """
 
