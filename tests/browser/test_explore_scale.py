@@ -1,7 +1,9 @@
 """Two hundred runs of two thousand steps: the page is there in three seconds and scrolls without a jerk."""
 
+import shutil
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,17 +12,37 @@ from rcray.aggregate.explore.command import watch_experiments
 from rcray.aggregate.explore.page import Subject, write_explore
 from rcray.aggregate.explore.server import PageServer
 from rcray.config import Experiment
+from rcray.records.live import LiveRows
+from rcray.records.progress import TRAINING, _Reporter
 from rcray.store import Store
 from rcray.sweep.grid import expand
-from tests.report.explored import write_explored
+from tests.report import runs
+from tests.report.explored import made_records, write_explored
 
 pytestmark = pytest.mark.timeout(900)
 LOAD_SECONDS = 3.0
 FRAME_MILLISECONDS = 34.0  # two frames of a 60 Hz screen
+FROZEN_MILLISECONDS = 500.0  # what a hand on the wheel takes for a page that hangs
+DOING = "document.querySelector('#table .status .chip.running').parentElement.querySelector('.small').textContent"
 DRAWN = (
     "document.body.dataset.ready == 'yes' && document.querySelectorAll('#table tr[data-key]').length == {0}"
     " && document.querySelectorAll('#curves .curve').length == {0}"
 )
+#: The length of each frame of a scroll that goes up and down for so many milliseconds, the first one apart.
+LIVE_SCROLL = """new Promise((done) => {{
+  const [frames, box, began] = [[], document.documentElement, performance.now()];
+  let [last, by] = [began, 24];
+  const tick = (now) => {{
+    frames.push(now - last);
+    last = now;
+    const before = box.scrollTop;
+    box.scrollBy(0, by);
+    if (box.scrollTop === before) by = -by;
+    if (now - began < {milliseconds}) requestAnimationFrame(tick);
+    else done(frames.slice(1));
+  }};
+  requestAnimationFrame(tick);
+}})"""
 SCROLL = """new Promise((done) => {{
   const [frames, box] = [[], {box}];
   let last = performance.now();
@@ -58,6 +80,12 @@ def large(tmp_path_factory):
     return made(tmp_path_factory.mktemp("large"), [1e-5, 2e-5, 5e-5, 1e-4], [1, 2, 3, 4, 5])
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A setting for every run: a row, a mark, a line and a curve, and the differences of every two of them."""
+    return made(tmp_path_factory.mktemp("wide"), [i * 1e-5 for i in range(1, 21)], [1])
+
+
 def look(browser, address, settings=40):
     page = browser.open("about:blank")
     began = time.monotonic()
@@ -87,9 +115,8 @@ def test_from_a_file(large, browser, tmp_path):
     look(browser, path)
 
 
-def test_two_hundred_settings_from_a_file(browser, tmp_path):
-    """A row, a mark, a line and a curve for every run, and the differences of every two of them."""
-    store, _, cells = made(tmp_path / "store", [i * 1e-5 for i in range(1, 21)], [1])
+def test_two_hundred_settings_from_a_file(wide, browser, tmp_path):
+    store, _, cells = wide
     began = time.monotonic()
     path = write_explore(tmp_path, Subject("large", "large"), collect(store, cells))
     print(f"{path.stat().st_size / 1e6:.1f} MB, written in {time.monotonic() - began:.0f} s")
@@ -102,16 +129,76 @@ def test_two_hundred_settings_from_a_file(browser, tmp_path):
     assert time.monotonic() - began < LOAD_SECONDS
 
 
-def test_from_the_server_with_every_point_of_the_run_in_focus(large, browser):
-    store, experiment, cells = large
+@contextmanager
+def served(store, experiment, cells):
     watch = watch_experiments(store, [(["rcray", "sweep", "large.yaml"], experiment, cells)])
     watch.state()
     server = PageServer(watch, 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        page = look(browser, server.address)
-        drawn = "document.querySelector('#band .curve').getAttribute('d').split('L').length"
-        page.wait_for(f"{drawn} == 2000", 20)
+        yield server.address
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_from_the_server_with_every_point_of_the_run_in_focus(large, browser):
+    with served(*large) as address:
+        page = look(browser, address)
+        drawn = "document.querySelector('#band .curve').getAttribute('d').split('L').length"
+        page.wait_for(f"{drawn} == 2000", 20)
+
+
+@contextmanager
+def training(store, cell):
+    """A run at step 1000 that makes a step a second."""
+    run = store.run(cell.run_id)
+    records = made_records(cell, 2000)
+    shutil.rmtree(run.dynamics)
+    runs.make(store, cell, "running")
+    runs.write_dynamics(run, cell, 1000, 1, columns={name: values[:1000] for name, values in records.items()})
+    rows, over = LiveRows(run.path), threading.Event()
+
+    def train():
+        for i in range(1000, 2000):
+            _Reporter(run.path)(TRAINING, i, 2000)
+            rows.add({name: values[i].item() for name, values in records.items() if hasattr(values[i], "item")})
+            if over.wait(1):
+                return
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("shape", ["large", "wide"])
+def test_scrolling_while_steps_are_made(shape, browser, request):
+    """News of one cell is no reason to draw two hundred others anew."""
+    store, experiment, cells = request.getfixturevalue(shape)
+    settings = {"large": 40, "wide": 200}[shape]
+    with training(store, cells[3]), served(store, experiment, cells) as address:
+        page = browser.open(address)
+        page.wait_for(DRAWN.format(settings), 60)
+        page.wait_for("document.querySelectorAll('#table .chip.running').length == 1")
+        time.sleep(2)
+        empty = browser.open("data:text/html,<body style='height:9000px'>")
+        idle = max(empty.evaluate(LIVE_SCROLL.format(milliseconds=3000)))
+        page.send("Page.bringToFront")
+        page.evaluate("window.before = [...document.querySelectorAll('#table tr[data-key], #parallel .line')]")
+        (key,) = page.evaluate("[...document.querySelectorAll('#table .chip.running')]"
+                               ".map((chip) => chip.closest('tr').dataset.key)")  # fmt: skip
+        doing, asked = page.evaluate(DOING), len(page.requests)
+        frames = page.evaluate(LIVE_SCROLL.format(milliseconds=8000))
+        looks = sum("state?" in request for request in page.requests[asked:])
+        print(f"{settings} settings: {len(frames)} frames during {looks} looks, 95% within"
+              f" {sorted(frames)[int(0.95 * len(frames))]:.0f} ms, the longest {max(frames):.0f} ms; of an empty page"
+              f" {idle:.0f} ms")  # fmt: skip
+        assert looks >= 3 and page.evaluate(DOING) != doing, "steps were made, and seen"
+        gone = "window.before.filter((node) => !node.isConnected).map((node) => node.dataset.key)"
+        assert page.evaluate(gone) == [key], "its row alone is another one"
+        assert max(frames) <= max(FROZEN_MILLISECONDS, 2 * idle)
+        assert page.errors == []

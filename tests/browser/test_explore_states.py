@@ -193,6 +193,17 @@ def test_news_between_press_and_release_does_not_swallow_the_click(browser, serv
     page.wait_for("document.querySelector('#chips').textContent == '2 ok'")
 
 
+@pytest.mark.parametrize(("button", "seconds"), [(2, 5), (0, 12)])
+def test_news_does_not_wait_for_a_release_that_nobody_sees(browser, served, button, seconds):
+    """A menu of the right button takes its release away, and so does another window."""
+    address, store, cells = served
+    page = browser.open(address)
+    page.wait_for("document.querySelector('#chips').textContent.includes('1 ok')")
+    page.evaluate(f"document.body.dispatchEvent(new PointerEvent('pointerdown', {{button: {button}, bubbles: true}}))")
+    write_explored(store, cells[1])
+    page.wait_for("document.querySelector('#chips').textContent == '2 ok'", seconds)
+
+
 def test_a_step_of_a_running_cell_asks_for_no_difference_again(browser, served):
     address, store, cells = served
     run = runs.make(store, cells[1], "running", steps=30)

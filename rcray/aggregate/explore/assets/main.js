@@ -117,7 +117,8 @@ const update = async () => {
     const said = await source.load();
     await released();
     $("problem").hidden = true;
-    if (take(said)) repaint("data");
+    const changed = take(said);
+    if (changed) repaint(changed);
     await compare();
     if (shownPairs.problem) await loadPairs();
     $("live").replaceChildren(...(LIVE ? [chipOf("running", "live")] : []));

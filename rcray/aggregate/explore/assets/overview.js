@@ -175,8 +175,17 @@ const brushed = (card, plot, marks) => {
   });
 };
 
+// Steps move nothing here but by a probe: the mark of a cell on its way, and the way of one that is selected.
+const probed = new Map();
+const newestProbe = (group) => meanOf(group, "probe_z_w").x.at(-1);
+const paintProbes = () => {
+  const groups = new Set([...data.news].map(groupOfRun).filter(Boolean));
+  if ([...groups].some((group) => probed.get(group.key) !== newestProbe(group))) paintOverview();
+};
+
 const paintOverview = () => {
   const unit = data.head.unit;
+  for (const group of data.groups.values()) probed.set(group.key, newestProbe(group));
   scatter("plane", {
     keys: ["preference/drift_w", "preference/drift_l"],
     columns: ["probe_z_w", "probe_z_l"],
@@ -209,8 +218,10 @@ const paintOverview = () => {
         kind === "none" ? "no calibration (no RC)" : kind,
       ),
     ),
+    el("span", {class: "key"}, "drag: select the marks in a rectangle, with Shift in addition"),
     el("span", {class: "key"}, "of selected cells: thin line, the way on the probe set; cross, the 95% interval"),
   );
   $("notes").replaceChildren(...data.head.notes.map((note) => el("p", {}, symbols(note))));
 };
 onPaint(["data", "selected", "base", "filter", "zoom", "step", "differences", "size"], paintOverview);
+onPaint(["news"], paintProbes);

@@ -1,7 +1,7 @@
 // Where the data comes from: the page itself, or the server that it came from. Both answer alike.
 
 const COLOURS = 12; // of style.css
-const data = {head: null, runs: {}, groups: new Map(), version: 0};
+const data = {head: null, runs: {}, groups: new Map(), means: new Map(), news: new Set(), version: 0};
 const LIVE = document.body.dataset.live === "yes";
 const POLL = 1500; // milliseconds
 
@@ -69,13 +69,20 @@ const served = () => {
 };
 const source = LIVE ? served() : embedded();
 
-// Takes what a source says; tells whether anything changed.
+// Takes what a source says, and tells what is to be drawn anew: all of it, or only what steps alone have changed
+// (`data.news` has whose), or nothing.
 const take = (said) => {
-  const same = said.version !== undefined && said.version === data.version;
-  data.head = said.head;
+  if (said.version !== undefined && said.version === data.version) return null;
+  const same = said.head_version !== undefined && said.head_version === data.headVersion;
   data.version = said.version ?? 1;
-  data.headVersion = said.head_version ?? 1;
   Object.assign(data.runs, said.runs);
+  for (const run of Object.keys(said.runs)) {
+    data.news.add(run);
+    data.means.delete(groupOfRun(run)?.key);
+  }
+  if (same) return "news";
+  data.head = said.head;
+  data.headVersion = said.head_version ?? 1;
   const known = new Set(said.head.groups.flatMap((group) => group.runs));
   for (const run of Object.keys(data.runs)) if (!known.has(run)) delete data.runs[run];
   const colours = [...new Set(said.head.groups.map((group) => group.objective))];
@@ -84,7 +91,7 @@ const take = (said) => {
   );
   data.colours = colours;
   data.means = new Map();
-  return !same;
+  return "data";
 };
 
 // One column of a run: steps, values, and perhaps the extremes of each bucket.
@@ -115,34 +122,36 @@ const intervalsOf = (run) => {
 // The mean of a setting's seeds, and how far they are apart (one standard deviation). A bucket that a running seed has
 // not filled yet is the same bucket: its last step is no place of its own. `fewer`: from which step on seeds are missing.
 const meanOf = (group, column) => {
-  const key = `${group.key} ${column}`;
-  if (!data.means.has(key)) {
-    const curves = group.runs
-      .map((id) => data.runs[id] && curveOf(data.runs[id], column))
-      .filter((curve) => curve?.x.length);
-    const [seeds, width] = [curves.length, Math.max(1, ...curves.map((curve) => curve.width))];
-    const sums = new Map();
-    for (const curve of curves)
-      curve.x.forEach((x, i) => {
-        if (!Number.isFinite(curve.y[i])) return;
-        const bucket = Math.ceil(x / width);
-        const sum = sums.get(bucket) ?? {x, count: 0, sum: 0, squares: 0};
-        sum.x = Math.max(sum.x, x);
-        sum.count += 1;
-        sum.sum += curve.y[i];
-        sum.squares += curve.y[i] ** 2;
-        sums.set(bucket, sum);
-      });
-    const all = [...sums.values()].sort((a, b) => a.x - b.x);
-    const x = all.map((each) => each.x);
-    const mean = all.map((each) => each.sum / each.count);
-    const spread = all.map(({count, squares}, i) =>
-      count > 1 ? Math.sqrt(Math.max(0, (squares - count * mean[i] ** 2) / (count - 1))) : 0,
-    );
-    const fewer = x[all.map(({count}) => count).lastIndexOf(seeds) + 1] ?? null;
-    data.means.set(key, {x, y: mean, spread, seeds, width, fewer});
+  if (!data.means.has(group.key)) data.means.set(group.key, new Map());
+  const means = data.means.get(group.key);
+  if (!means.has(column)) {
+    const curves = group.runs.map((id) => data.runs[id] && curveOf(data.runs[id], column));
+    means.set(column, meanCurve(curves.filter((curve) => curve?.x.length)));
   }
-  return data.means.get(key);
+  return means.get(column);
+};
+const meanCurve = (curves) => {
+  const [seeds, width] = [curves.length, Math.max(1, ...curves.map((curve) => curve.width))];
+  const sums = new Map();
+  for (const curve of curves)
+    curve.x.forEach((x, i) => {
+      if (!Number.isFinite(curve.y[i])) return;
+      const bucket = Math.ceil(x / width);
+      const sum = sums.get(bucket) ?? {x, count: 0, sum: 0, squares: 0};
+      sum.x = Math.max(sum.x, x);
+      sum.count += 1;
+      sum.sum += curve.y[i];
+      sum.squares += curve.y[i] ** 2;
+      sums.set(bucket, sum);
+    });
+  const all = [...sums.values()].sort((a, b) => a.x - b.x);
+  const x = all.map((each) => each.x);
+  const y = all.map((each) => each.sum / each.count);
+  const spread = all.map(({count, squares}, i) =>
+    count > 1 ? Math.sqrt(Math.max(0, (squares - count * y[i] ** 2) / (count - 1))) : 0,
+  );
+  const fewer = x[all.map(({count}) => count).lastIndexOf(seeds) + 1] ?? null;
+  return {x, y, spread, seeds, width, fewer};
 };
 
 // The bucket that a step lies in: its place, its first and its last step. Where every point is one step, that one.

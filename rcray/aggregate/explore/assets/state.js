@@ -85,32 +85,34 @@ const repaint = (...names) => {
       const changed = pending;
       pending = null;
       for (const [needs, paint] of painters) if (needs.some((name) => changed.has(name))) paint();
+      data.news.clear();
       writeHash();
     });
   }
   names.forEach((name) => pending.add(name));
 };
-// What is drawn anew between a press and its release is not pressed: news waits for the release.
+// What is drawn anew between a press and its release is not pressed: news waits for the release, but not for one that
+// nobody saw, outside of the window.
+const LONGEST_PRESS = 5000; // milliseconds
 let pressed = null;
 const released = () => pressed?.promise;
+const release = () => {
+  pressed?.resolve();
+  pressed = null;
+};
 addEventListener(
   "pointerdown",
-  () => {
+  (event) => {
+    if (event.button !== 0 || pressed) return;
     let resolve;
     const promise = new Promise((done) => (resolve = done));
-    pressed ??= {promise, resolve};
+    const own = {promise, resolve};
+    pressed = own;
+    setTimeout(() => pressed === own && release(), LONGEST_PRESS);
   },
   true,
 );
-for (const name of ["pointerup", "pointercancel", "blur"])
-  addEventListener(
-    name,
-    () => {
-      pressed?.resolve();
-      pressed = null;
-    },
-    true,
-  );
+for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name, release, true);
 
 // A run that was chosen goes with the cells that it is one of.
 const change = (patch) => {

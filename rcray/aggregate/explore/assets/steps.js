@@ -1,30 +1,5 @@
 // Over the steps: a curve of every chosen setting, and at one step the band and the move of one run.
 
-const chosenGroups = () => visible().filter((group) => isShown(group.key));
-const runsToShow = () =>
-  chosenGroups()
-    .flatMap((group) => group.runs)
-    .filter((id) => data.runs[id]);
-const focus = () => {
-  if (state.run && data.runs[state.run]) return state.run;
-  const ids = runsToShow();
-  return ids.find((id) => data.runs[id].curves?.x) ?? ids[0] ?? null;
-};
-const NOTHING_CHOSEN = "No cell is chosen.";
-const groupOfRun = (id) => [...data.groups.values()].find((group) => group.runs.includes(id));
-const mostOf = (what) => Math.max(1, ...runsToShow().map((id) => what(data.runs[id]) ?? 1));
-const lastStep = () => mostOf((run) => run.step); // that was recorded
-const stepNow = () => Math.min(state.step ?? Infinity, lastStep());
-// Where the axis ends: a young curve would be a dot at the left of all the steps to come.
-const endStep = () => {
-  const last = lastStep();
-  const power = 10 ** Math.floor(Math.log10(last));
-  return Math.min(
-    Math.max(last, mostOf((run) => run.total)),
-    [1, 2, 5, 10].map((n) => n * power).find((n) => n >= last),
-  );
-};
-
 let finer = {run: null, key: "", curves: null}; // of the run in focus, every point that was recorded
 const refine = async () => {
   const id = focus();
@@ -314,12 +289,12 @@ const paintScrubber = () => {
   $("zoom").checked = state.zoom;
 };
 
-const VIEW = ["data", "selected", "filter", "step", "run", "size"];
+const VIEW = ["data", "news", "selected", "filter", "step", "run", "size"];
 onPaint(VIEW, paintScrubber);
 onPaint([...VIEW, "curve", "seeds", "base"], paintCurves);
 onPaint([...VIEW, "finer"], paintBand);
 onPaint(VIEW, paintMoves);
-onPaint(["data", "selected", "filter", "run"], refine);
+onPaint(["data", "news", "selected", "filter", "run"], refine);
 
 let playing = null;
 const stopPlaying = () => {

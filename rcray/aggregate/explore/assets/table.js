@@ -2,24 +2,6 @@
 
 let against = null; // differences from the pinned setting, once they are there
 
-const states = (group) => group.runs.map((id) => data.runs[id]?.state ?? "pending");
-// A word that is the state of some run asks for that state: `ok` is not in `tokens`. Any other is a part of a text.
-const visible = () => {
-  const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
-  const known = new Set(Object.values(data.runs).map((run) => run.state));
-  return [...data.groups.values()].filter((group) => {
-    const [own, text] = [states(group), [group.label, ...group.values.map(String)].join(" ").toLowerCase()];
-    return words.every((word) => (known.has(word) ? own.includes(word) : text.includes(word) || own.join(" ").includes(word)));
-  });
-};
-// A brush that no cell lies in chooses none; nothing chosen at all is everything.
-const choosing = () => state.selected.size > 0 || Object.keys(state.brushes).length > 0;
-const isShown = (key) => !choosing() || state.selected.has(key);
-
-// The pinned setting, while it is here; it is where every difference is 0. A link may name one that is not.
-const baseline = () => data.groups.get(state.base);
-const isBase = (group) => group.key === baseline()?.key;
-
 // A number of a setting as it is asked for now: its value and half of its interval, or a word.
 const APART = "not comparable";
 const numberOf = (group, index) => {
@@ -258,9 +240,12 @@ const rowsOf = (group, list) => {
   return rows;
 };
 
+const drawn = new Map(); // the rows of each setting
 const paintTable = () => {
   const [list, table] = [columns(), $("table")];
   const groups = sorted(visible());
+  drawn.clear();
+  for (const group of groups) drawn.set(group.key, rowsOf(group, list));
   keepFocus(table, () => {
     table.tHead.replaceChildren(
       el("tr", {}, el("th", {class: "first"}, el("span", {class: "hidden"}, "select, pin")), list.map(headOf)),
@@ -269,7 +254,7 @@ const paintTable = () => {
       "tbody",
       {},
       groups.length
-        ? groups.map((group) => rowsOf(group, list))
+        ? [...drawn.values()]
         : el("tr", {}, el("td", {class: "soft", colspan: list.length + 1}, NO_MATCH)),
     );
     table.tBodies[0]?.remove();
@@ -289,7 +274,22 @@ const paintTable = () => {
     $("cells-note").textContent += ` ${groups.length} ${groups.length === 1 ? "passes" : "pass"} the filter.`;
 };
 
+// Of steps alone, rows say how far their cells are: to draw all of them anew would hold up whoever scrolls.
+const paintNews = () => {
+  const list = columns();
+  keepFocus($("table"), () => {
+    for (const key of new Set([...data.news].map((id) => groupOfRun(id)?.key))) {
+      if (!drawn.has(key)) continue; // the filter hides it
+      const [first, ...others] = drawn.get(key);
+      drawn.set(key, rowsOf(data.groups.get(key), list));
+      others.forEach((row) => row.remove());
+      first.replaceWith(...drawn.get(key));
+    }
+  });
+};
+
 onPaint(["data", "selected", "base", "filter", "sort", "differences", "opened", "run"], paintTable);
+onPaint(["news"], paintNews);
 
 // A range of values is none of differences: what was chosen by it stays chosen, the range goes.
 const pin = async (key) => {
