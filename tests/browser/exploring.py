@@ -47,11 +47,15 @@ def settle(page):
     page.evaluate(FRAME)
 
 
-def drag(page, start, end):
+SHIFT = 8  # of the protocol's modifiers
+
+
+def drag(page, start, end, modifiers=0):
     way = [np.add(start, np.subtract(end, start) * share) for share in (0.3, 0.7, 1)]
     page.send("Input.dispatchMouseEvent", type="mouseMoved", x=start[0], y=start[1])
     for kind, (x, y) in [("mousePressed", start), *(("mouseMoved", place) for place in way), ("mouseReleased", end)]:
-        page.send("Input.dispatchMouseEvent", type=kind, x=float(x), y=float(y), button="left", buttons=1, clickCount=1)
+        page.send("Input.dispatchMouseEvent", type=kind, x=float(x), y=float(y), button="left", buttons=1, clickCount=1,
+                  modifiers=modifiers)  # fmt: skip
     settle(page)
 
 

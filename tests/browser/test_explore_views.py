@@ -9,9 +9,9 @@ from rcray.aggregate.frame import DRIFT_W
 from rcray.aggregate.report import build_report
 from rcray.config import Experiment
 from rcray.store import Store
-from tests.browser.exploring import SELECTED, box, drag, put, settle
+from tests.browser.exploring import SELECTED, SHIFT, box, drag, put, settle
 from tests.report import runs
-from tests.report.explored import write_explored
+from tests.report.explored import experiment, write_explored
 
 NOTE = "document.getElementById('cells-note').textContent"
 ROWS = "[...document.querySelectorAll('#table tr[data-key]')].map((row) => row.dataset.key)"
@@ -113,3 +113,89 @@ def test_the_baseline_is_sorted_as_no_difference(page, made):
     page.click(f"#table thead [data-sort='{DRIFT_W}']")
     settle(page)
     assert page.evaluate(ROWS) == wanted
+
+
+TICKS = "[...document.querySelectorAll('#plane .axes text:not(.title)')].map((text) => text.textContent)"
+PUBLISHED = "#parallel [data-axis=calibration] [data-word=published]"
+    "document.querySelector('#parallel [data-axis=calibration] [data-word=published]').getAttribute('aria-pressed')"
+)
+
+
+def test_a_link_is_the_whole_view(page, made, browser):
+    put(page, "filter", "dpo")
+    page.click(PUBLISHED)
+    page.click("#seeds")
+    page.click("#zoom")
+    pinned(page, made.keys[0])
+    settle(page)
+    view = f"[...{LINK}.keys()].sort()"
+    assert page.evaluate(view) == ["axis", "base", "filter", "seeds", "sel", "zoom"]
+    what = (
+        "[document.getElementById('filter').value, document.getElementById('seeds').checked,"
+        " document.getElementById('zoom').checked, document.getElementById('pinned').textContent,"
+        f" document.querySelectorAll('#curves .trace').length, document.querySelector('{PUBLISHED}').getAttribute('aria-pressed'), {TICKS}, {ROWS}, {SELECTED},"
+        " document.getElementById('table').textContent]"
+    )
+    seen = page.evaluate(what)
+    assert seen[:3] == ["dpo", True, True] and seen[3].startswith("against DPO") and seen[4] == 4 and seen[5] == "true"
+    again = browser.open(f"{made.page.as_uri()}{page.evaluate('location.hash')}")
+    again.wait_for("document.querySelectorAll('#table .range').length > 5")
+    settle(again)
+    assert again.evaluate(what) == seen
+    assert again.evaluate("location.hash") == page.evaluate("location.hash")
+    assert again.errors == []
+
+
+def test_zoom_leaves_the_selected_marks_the_whole_plane(page, made):
+    for key in made.keys[2:4]:
+        page.click(f"#table tr[data-key='{key}'] .name")
+    settle(page)
+    places = (
+        "Object.fromEntries([...document.querySelectorAll('#plane .mark')]"
+        ".map((mark) => [mark.dataset.key, mark.getBoundingClientRect().left]))"
+    )
+    first, second = made.keys[2:4]
+    before, ticks = page.evaluate(places), page.evaluate(TICKS)
+    page.click("#zoom")
+    settle(page)
+    after = page.evaluate(places)
+    assert abs(after[first] - after[second]) > abs(before[first] - before[second]) + 10
+    left, _, right, _ = box(page, "#plane svg")
+    assert all(left < after[key] < right for key in (first, second))
+    page.click("#zoom")
+    settle(page)
+    assert page.evaluate(TICKS) == ticks
+
+
+def test_a_rectangle_with_shift_adds_to_what_is_selected(page, made):
+    def around(key):
+        left, top, right, bottom = box(page, f"#plane .mark[data-key='{key}']")
+        return (left - 6, top - 6), (right + 6, bottom + 6)
+
+    first, second, third = made.keys[0], made.keys[2], made.keys[1]
+    drag(page, *around(first))
+    assert page.evaluate(SELECTED) == [first]
+    drag(page, *around(second), modifiers=SHIFT)
+    assert set(page.evaluate(SELECTED)) == {first, second}
+    drag(page, *around(third))
+    assert page.evaluate(SELECTED) == [third], "without Shift it is another choice"
+    assert "with Shift" in page.evaluate("document.getElementById('legend').textContent")
+
+
+def test_a_pair_held_against_another_seed_names_it(browser, tmp_path):
+    """The pinned setting has no run with the seed in focus: its first run stands in, and is said to."""
+    store, several = Store.open(tmp_path / "store"), experiment()
+    cells = runs.cells_of(several)
+    dpo = [cell for cell in cells if cell.config.objective.name == "dpo" and not cell.config.calibration.enabled]
+    cpo = [cell for cell in cells if cell.config.objective.name == "cpo" and not cell.config.calibration.enabled][:1]
+    assert [cell.config.train.seed for cell in dpo + cpo] == [42, 43, 42]
+    for cell in dpo + cpo:
+        write_explored(store, cell)
+    page = browser.open(build_report(store, several, dpo + cpo, figures=False).explore)
+    page.wait_for("document.querySelectorAll('#worst-list button').length == 6")
+    page.click("#table tr[data-key]:last-child [data-pin]")
+    facts = "document.getElementById('pair-facts').textContent"
+    for cell, said in ((dpo[0], "the pinned cell: "), (dpo[1], "the pinned cell (seed 42): ")):
+        put(page, "run", cell.run_id, "change")
+        page.wait_for(f"{facts}.includes({said!r})", 10)
+    assert page.errors == []

@@ -245,3 +245,28 @@ def test_the_command_that_the_page_offers_names_the_store(own, tmp_path, monkeyp
         assert done.exit_code == 0, done.output
         (command,) = watched.pop().state()["head"]["commands"]
         assert command["text"] == shlex.join(["rcray", "sweep", str(file), *place])
+
+
+def test_two_files_that_share_cells_are_watched_together(own, tmp_path, monkeypatch):
+    """A shared run is there once; each file's command runs all of its own cells."""
+    store, cells = own
+    made = experiment()
+    files = []
+    for name, objectives in (("first", ["dpo", "cpo"]), ("second", ["cpo", "dil-bce"])):
+        content = made.model_dump(mode="json", include={"run"}) | {
+            "name": name,
+            "grid": {**made.grid, "objective": objectives},
+        }
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(yaml.safe_dump(content))
+    watched = []
+    monkeypatch.setattr("rcray.aggregate.explore.server.serve", lambda watch, *_: watched.append(watch))
+    done = CliRunner().invoke(app, ["watch", *map(str, files), "--store", str(store.root)])
+    assert done.exit_code == 0, done.output
+    state = watched.pop().state()
+    assert (state["head"]["name"], state["head"]["title"]) == ("first, second", "2 experiments")
+    assert set(state["runs"]) == {cell.run_id for cell in cells}, "eight and eight, four of them shared"
+    assert [run for group in state["head"]["groups"] for run in group["runs"]].count(cells[4].run_id) == 1
+    first, second = (set(command["runs"]) for command in state["head"]["commands"])
+    assert (len(first), len(second), len(first & second)) == (8, 8, 4)
+    assert all(run["state"] == "ok" for run in state["runs"].values())

@@ -26,14 +26,14 @@ const loadPairs = async () => {
   }
 };
 
-// The pinned setting's run with the same seed, to hold the same pairs against.
+// The pinned setting's run with the same seed, to hold the same pairs against; where it has none, its first one.
 let basePairs = null;
 const loadBase = async (id) => {
   const runs = data.groups.get(state.base)?.runs ?? [];
   const same = runs.find((each) => data.runs[each]?.seed === data.runs[id].seed) ?? runs[0];
   // A sum of log-probabilities is not held against a mean.
   if (!data.runs[same] || same === id || data.runs[same].unit !== data.runs[id].unit) return null;
-  return source.details(same);
+  return {...(await source.details(same)), seed: data.runs[same].seed};
 };
 const driftIn = (found, name) => {
   const pairs = found?.detail.pairs;
@@ -215,8 +215,9 @@ const paintPair = (found) => {
   const {unit} = data.runs[focus()];
   const both = ([w, l]) => `${moved(w, unit)}, ${moved(l, unit)}`;
   const facts = drift ? [`Δz_w ${moved(drift[0], unit)}, Δz_l ${moved(drift[1], unit)} ${unit}`] : [];
+  const seed = other && basePairs.seed !== data.runs[focus()].seed ? ` (seed ${basePairs.seed})` : "";
   if (other && drift)
-    facts.push(`the pinned cell: ${both(other)} (difference ${both(drift.map((value, i) => value - other[i]))})`);
+    facts.push(`the pinned cell${seed}: ${both(other)} (difference ${both(drift.map((value, i) => value - other[i]))})`);
   const head = el(
     "div",
     {class: "card-head"},
