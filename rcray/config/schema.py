@@ -120,7 +120,7 @@ class RunConfig(Section):
     def _looks_can_be_taken(self) -> "RunConfig":
         if self.calibration.steers_by_update and self.train.optimizer not in ("adamw", "sgd"):
             raise ValueError(
-                f"calibration.kind 'update' reads the optimizer's moments, and {self.train.optimizer} hides them; use "
+                f"calibration.kind 'update' reads the moments of torch's optimizers; {self.train.optimizer} keeps its own: use "
                 "train.optimizer adamw or sgd, or calibration.kind published"
             )
         if self.train.momentum and self.train.optimizer != "sgd":
