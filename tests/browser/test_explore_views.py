@@ -117,8 +117,6 @@ def test_the_baseline_is_sorted_as_no_difference(page, made):
 
 TICKS = "[...document.querySelectorAll('#plane .axes text:not(.title)')].map((text) => text.textContent)"
 PUBLISHED = "#parallel [data-axis=calibration] [data-word=published]"
-    "document.querySelector('#parallel [data-axis=calibration] [data-word=published]').getAttribute('aria-pressed')"
-)
 
 
 def test_a_link_is_the_whole_view(page, made, browser):
@@ -133,7 +131,8 @@ def test_a_link_is_the_whole_view(page, made, browser):
     what = (
         "[document.getElementById('filter').value, document.getElementById('seeds').checked,"
         " document.getElementById('zoom').checked, document.getElementById('pinned').textContent,"
-        f" document.querySelectorAll('#curves .trace').length, document.querySelector('{PUBLISHED}').getAttribute('aria-pressed'), {TICKS}, {ROWS}, {SELECTED},"
+        " document.querySelectorAll('#curves .trace').length,"
+        f" document.querySelector('{PUBLISHED}').getAttribute('aria-pressed'), {TICKS}, {ROWS}, {SELECTED},"
         " document.getElementById('table').textContent]"
     )
     seen = page.evaluate(what)
