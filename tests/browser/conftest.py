@@ -1,5 +1,9 @@
-"""Tests in a real browser: `make test-browser`. They are skipped where there is no browser, and only there."""
+"""Tests in a real browser: `make test-browser`. They are skipped where there is no browser, and only there.
 
+Where RCRAY_NEEDS_BROWSER is set, nothing is skipped: without a browser there is then no run at all.
+"""
+
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,15 +13,18 @@ from tests.browser.chromium import Chromium, Page, find_chromium
 from tests.browser.exploring import Made
 
 HERE = Path(__file__).parent
+NO_BROWSER = "no Chromium is on the path; Debian's package is `chromium`"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if HERE in item.path.parents]
     missing = find_chromium() is None
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.browser)
-            if missing:
-                item.add_marker(pytest.mark.skip(reason="no Chromium on the path; Debian's package is `chromium`"))
+    if ours and missing and os.environ.get("RCRAY_NEEDS_BROWSER"):
+        raise pytest.UsageError(f"RCRAY_NEEDS_BROWSER is set, and {NO_BROWSER}")
+    for item in ours:
+        item.add_marker(pytest.mark.browser)
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
 
 
 @pytest.fixture

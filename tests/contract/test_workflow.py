@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -30,6 +31,30 @@ def test_it_runs_what_ci_runs_builds_the_wheel_and_the_site():
     assert "-c constraints.txt dist/*.whl" in install and (ROOT / "constraints.txt").is_file()
     assert elsewhere.startswith('cd "$RUNNER_TEMP" && ') and elsewhere.endswith('/rcray" plan quickstart')
     assert [line for name, line in LINES if name == "docs"] == ["make docs"]
+    assert [line for name, line in LINES if name == "browser"] == ["make test-browser"]
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_the_job_that_opens_the_pages_skips_nothing(tmp_path, needed):
+    """Without a browser its tests are skipped elsewhere; there, that would be a job that opened no page."""
+    (name,) = JOBS["browser"]["env"]
+    own = {key: value for key, value in os.environ.items() if key not in (name, "RCRAY_CHROMIUM")}
+    own |= {"PATH": str(tmp_path)} | ({name: JOBS["browser"]["env"][name]} if needed else {})
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "browser",
+        "tests/browser/test_chromium.py",
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert "no Chromium is on the path" in said if needed else "skipped" in said, said
+    assert (done.returncode == 0) != needed, said
 
 
 @pytest.mark.parametrize(
