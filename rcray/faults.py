@@ -7,8 +7,9 @@ words of their own for the same few things. Only the first three kinds are worth
 import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from rcray.errors import RunLockedError, StorageUnavailableError
@@ -58,9 +59,18 @@ _DEVICE = re.compile(
     r"|CU(?:BLAS|DNN)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
     r"|No CUDA GPUs are available|GPU is lost|fallen off the bus"
 )
+#: Those of them that no program can bring about: the GPU itself, its links or its driver.
+_CARD = re.compile(
+    r"uncorrectable|error: unknown error|'unknown error'|driver shutting down|system not yet initialized"
+    r"|CUDA-capable device|No CUDA GPUs are available|GPU is lost|fallen off the bus"
+)
 _NO_MEMORY = 12  # ENOMEM
 _STALE_STORAGE = {5, 116}  # EIO, ESTALE: a shared file system that went away for a moment
 _EXIT_DEVICE = 74
+#: How long a process whose GPU failed soon after it began keeps that GPU to itself before it ends.
+HOLD_SECONDS = "RCRAY_GPU_HOLD_SECONDS"
+_HOLD_SECONDS = 180.0
+_SOON_SECONDS = 120.0
 
 
 def classify(error: BaseException) -> Fault:
@@ -82,18 +92,32 @@ def classify(error: BaseException) -> Fault:
     return "deterministic"
 
 
-@contextmanager
-def ended_by_device_faults() -> Iterator[None]:
-    """For a process that is given other work afterwards: a fault of its GPU ends it, at once and without clean-up.
+def is_broken_card(error: BaseException) -> bool:
+    """Whether the GPU itself is at fault: whatever the cell does, it has no part in it."""
+    return classify(error) == "device" and any(_CARD.search(str(link)) for link in _chain(error))
 
-    Every later call on that GPU would fail the same way, whoever makes it, and clean-up itself may wait for ever.
+
+@contextmanager
+def ended_by_device_faults(say: Callable[[Exception], None] = lambda error: None) -> Iterator[None]:
+    """For a process that is given other work afterwards: a fault of its GPU ends it, without clean-up.
+
+    Every later call on that GPU would fail the same way, whoever makes it, and clean-up itself may wait for ever. A
+    GPU that fails under whoever comes would always be the free one, and take one cell after the other: where it failed
+    soon, the process keeps it for a while, so that sound ones are free before it. `say` is called with the error first.
     """
+    began = time.monotonic()
     try:
         yield
     except Exception as error:
         if classify(error) != "device":
             raise
-        log.error("this process ends, nothing works on its GPU any more: %s", error)
+        hold = float(os.environ.get(HOLD_SECONDS, _HOLD_SECONDS))
+        soon = time.monotonic() - began < _SOON_SECONDS
+        log.error("this process ends%s, nothing works on its GPU: %s", f" in {hold:g} s" if soon else "", error)
+        with suppress(Exception):
+            say(error)
+        if soon:
+            time.sleep(hold)
         os._exit(_EXIT_DEVICE)
 
 

@@ -4,13 +4,18 @@ A cell is given up after three lost processes. A lost node, such as a spot insta
 them: which of the two it was is decided by whether the node is there when the next process is lost, because the
 processes of a node often die before it does. A process that was lost on a node that is still there may have met a GPU
 that is broken, so its cell goes to another node, where there is one that holds it.
+
+A GPU that says of itself that it is broken is charged to no cell, however often one meets it: on a machine with other
+GPUs cells wait for those. Where nothing works but for processes that it takes, the sweep ends and says so.
 """
 
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from rcray.errors import RcrayError
 from rcray.faults import classify
 from rcray.records.given_up import GivenUp, with_given_up
 from rcray.records.states import UNSUCCESSFUL, State
@@ -20,10 +25,14 @@ from rcray.sweep.ledger import LiveLedger
 from rcray.sweep.placement import NodeKind
 from rcray.sweep.storage import RemoteRuns
 
+log = logging.getLogger(__name__)
+
 PROCESSES = 3
 NODES = 20  # of one cell: it is the cell that ends them
 #: In a trial's first report: its node, and whether it sees the store of the sweep.
 NODE, SHARES_STORE = "node", "shares_store"
+#: In its last one: what a broken GPU says of itself.
+BROKEN_CARD = "broken_card"
 _SHOWN = 400  # characters of what Ray says
 _NODE_LABEL = "ray.io/node-id"
 
@@ -33,6 +42,7 @@ class Losses:
 
     def __init__(self) -> None:
         self.nodes: list[str] = []
+        self.broken_cards: list[str] = []  # where they are: charged to nobody
 
     def verdict(self, alive: Collection[str]) -> str:
         """Why the cell is given up; empty while it is not."""
@@ -44,7 +54,30 @@ class Losses:
 
     def avoided(self, alive: Collection[str]) -> set[str]:
         """Nodes that are there and on which a process of it was lost."""
-        return set(self.nodes) & set(alive)
+        return {*self.nodes, *self.broken_cards} & set(alive)
+
+
+class CardWatch:
+    """Whether anything works beside the broken GPUs; without that they would be tried for ever."""
+
+    def __init__(self) -> None:
+        self._working: set[str] = set()
+        self._in_a_row: list[str] = []
+
+    def works(self, cell: str) -> None:
+        """It has made steps in the process it is in."""
+        self._working.add(cell)
+        self._in_a_row.clear()
+
+    def ends(self, cell: str) -> None:
+        """That process is there no more."""
+        self._working.discard(cell)
+
+    def meets(self, cell: str) -> int:
+        """A broken GPU took a process of it: how many in a row by now, while nothing else worked."""
+        if not self._working - {cell}:
+            self._in_a_row.append(cell)
+        return len(self._in_a_row)
 
 
 def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
@@ -55,6 +88,9 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
         def __init__(self) -> None:
             self.losses: dict[str, Losses] = {}
             self._node: dict[str, str] = {}
+            self._broken: dict[str, str] = {}  # what the GPU of a cell's process said
+            self._cards = CardWatch()
+            self._refusal: RcrayError | None = None
             self.given_up = False
 
         def __reduce__(self) -> tuple[Any, ...]:
@@ -70,19 +106,39 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
                 self._node[_key(trial)] = result[NODE]
                 if result[SHARES_STORE]:
                     remote.is_written_here(_key(trial))
+            if "step" in result:
+                self._cards.works(_key(trial))
+            if BROKEN_CARD in result:
+                self._broken[_key(trial)] = result[BROKEN_CARD]
+                self._cards.ends(_key(trial))
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            ledger.end(_key(trial))
+            self._end(trial)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self._end(trial)
+
+        def _end(self, trial: Any) -> None:
             ledger.end(_key(trial))
+            self._cards.ends(_key(trial))
+
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            if self._refusal:  # here Tune lets it through, and ends what runs
+                raise self._refusal
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             key = _key(trial)
-            ledger.end(key)
+            self._end(trial)
             nodes = _alive()
             losses = self.losses.setdefault(key, Losses())
-            losses.nodes.append(self._node.pop(key, ""))
+            node = self._node.pop(key, "")
+            if (broken := self._broken.pop(key, "")) and node in nodes:
+                losses.broken_cards.append(node)
+                log.warning("a GPU of node %s is broken, run %s goes on elsewhere: %s", _address(node), key, broken)
+                if not _move(trial, losses.avoided(nodes), nodes) and self._cards.meets(key) >= PROCESSES:
+                    self._refusal = broken_card(_address(node), broken)
+                return
+            losses.nodes.append(node)
             if reason := losses.verdict(nodes):
                 trial.config = with_given_up(trial.config, given_up(reason, trial.get_pickled_error()))
                 trial.max_failures = 0  # if even that process is lost, that is all
@@ -123,13 +179,28 @@ def _alive() -> dict[str, dict[str, float]]:
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
-def _move(trial: Any, avoided: Collection[str], nodes: dict[str, dict[str, float]]) -> None:
-    """Keeps the next try off the nodes avoided, if another one that is there can hold it."""
+def _address(node: str) -> str:
+    import ray
+
+    return next((str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node), node)
+
+
+def broken_card(address: str, said: str) -> RcrayError:
+    """What a sweep ends with where a broken GPU takes every process, and nothing else works."""
+    return RcrayError(
+        f"node {address}: a broken GPU took {PROCESSES} processes in a row: {said[:_SHOWN]}",
+        fix="take it out (CUDA_VISIBLE_DEVICES, see deploy/README.md); no cell failed, the same command continues",
+    )
+
+
+def _move(trial: Any, avoided: Collection[str], nodes: dict[str, dict[str, float]]) -> bool:
+    """Keeps the next try off the nodes avoided, if another one that is there can hold it; says whether one can."""
     from ray.tune import PlacementGroupFactory
 
     bundles = trial.placement_group_factory.bundles
     others = [NodeKind(node, offered, 1) for node, offered in nodes.items() if node not in avoided]
     if not avoided or not any(all(kind.holds(bundle) for bundle in bundles) for kind in others):
-        return
+        return False
     selector = {_NODE_LABEL: f"!in({','.join(sorted(avoided))})"}
     trial.update_resources(PlacementGroupFactory(bundles, bundle_label_selector=[selector] * len(bundles)))
+    return True

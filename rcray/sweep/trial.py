@@ -17,7 +17,7 @@ from typing import Any
 
 from rcray.config import RunConfig
 from rcray.errors import StorageUnavailableError
-from rcray.faults import classify, ended_by_device_faults
+from rcray.faults import classify, ended_by_device_faults, is_broken_card
 from rcray.files import storage_fault, write_atomic
 from rcray.records.given_up import GivenUp, read_given_up
 from rcray.records.states import UNSUCCESSFUL, State
@@ -25,7 +25,7 @@ from rcray.records.status import Adjustment, RunStatus, write_adjustment
 from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
-from rcray.sweep.losses import NODE, SHARES_STORE, write_given_up
+from rcray.sweep.losses import BROKEN_CARD, NODE, SHARES_STORE, write_given_up
 from rcray.sweep.storage import mirror_here, sees
 from rcray.train.launch import launch
 from rcray.train.mirror import Mirror, pushed
@@ -57,8 +57,13 @@ def run_trial(
         tune.report({"finished": True, STORAGE: error.message})
         return
     tune.report({NODE: ray.get_runtime_context().get_node_id(), SHARES_STORE: mirror is None or sees(mark, 0.0)})
+
+    def say(error: Exception) -> None:
+        if is_broken_card(error):
+            tune.report({BROKEN_CARD: " ".join(str(error).split())})
+
     try:
-        with ended_by_device_faults(), pushed(mirror):
+        with ended_by_device_faults(say), pushed(mirror):
             _carry_out(cell, run, store, stages, scored, read_given_up(params))
     except Exception as error:
         if not (reason := storage_fault(error)):

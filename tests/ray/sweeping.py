@@ -11,6 +11,7 @@ from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
 from rcray.cli import app
+from rcray.faults import HOLD_SECONDS
 from tests.small_runs import SMALL
 
 RCRAY = [sys.executable, "-c", "from rcray.cli import main; main()"]
@@ -22,6 +23,7 @@ def environment():
         **os.environ,
         "PYTHONPATH": os.pathsep.join([USER_CODE, os.environ.get("PYTHONPATH", "")]),
         "COLUMNS": "160",
+        HOLD_SECONDS: "0",
     }
 
 
@@ -34,16 +36,16 @@ def _sweep(file, store):
     return ["sweep", str(file), "--store", str(store.root), "--no-figures"]
 
 
-def sweep_here(file, store, *options, expect=0):
-    """The same command inside this process, on the Ray that it is connected to; returns what it said.
+def sweep_here(file, store, *options, expect=0, error=None):
+    """The same command inside this process, on the Ray that it is connected to; returns what it said, or the error.
 
     One cell at a time, unless told otherwise: starting a second process takes longer than such cells.
     """
     done = CliRunner().invoke(app, [*_sweep(file, store), "--concurrency", "1", *options])
-    assert done.exit_code == expect and isinstance(done.exception, SystemExit | None), (
+    assert done.exit_code == expect and isinstance(done.exception, error or SystemExit | None), (
         f"{done.output}{done.exception!r}"
     )
-    return done.output
+    return done.exception if error else done.output
 
 
 def write_experiment(path, **content):

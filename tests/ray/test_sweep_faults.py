@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rcray.config import load_experiment
+from rcray.errors import RcrayError
 from rcray.store import Store
 from rcray.sweep.grid import expand
 from rcray.train.dynamics import read_dynamics
@@ -79,13 +80,30 @@ def test_a_gpu_that_fails_under_a_cell_changes_no_table(one_ray, store, tmp_path
 
 
 @pytest.mark.slow
-def test_a_gpu_that_never_works_is_named(one_ray, store, tmp_path):
-    file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["my_objectives:on_a_broken_gpu", "cpo"]})
+def test_a_cell_that_ends_every_gpu_is_given_up(one_ray, store, tmp_path):
+    file = write_experiment(tmp_path / "small.yaml", grid={"objective": ["my_objectives:ends_its_gpu", "cpo"]})
     sweep_here(file, store, "--no-tracking", expect=1)
-    broken, sound = (store.run(cell.run_id).read_status() for cell in expand(load_experiment(file)))
-    assert (broken.status, sound.status) == ("failed", "ok")
-    error = "its process was lost 3 times: AcceleratorError: CUDA error: uncorrectable ECC error encountered"
-    assert broken.error == error
+    deadly, sound = (store.run(cell.run_id).read_status() for cell in expand(load_experiment(file)))
+    assert (deadly.status, sound.status) == ("failed", "ok")
+    assert deadly.error == "its process was lost 3 times: AcceleratorError: CUDA error: device-side assert triggered"
+
+
+def test_a_broken_gpu_ends_the_sweep_and_fails_no_cell(one_ray, store, tmp_path):
+    file = write_experiment(
+        tmp_path / "small.yaml",
+        run={**SMALL, "objective": "my_objectives:on_a_broken_gpu"},
+        grid={"train.seed": [1, 2]},
+    )
+    broken = Path(os.environ["RCRAY_TEST_DEATHS"] + ".broken")
+    broken.touch()
+    error = sweep_here(file, store, "--no-tracking", expect=1, error=RcrayError)
+    assert error.message.endswith("took 3 processes in a row: CUDA error: uncorrectable ECC error encountered")
+    assert "CUDA_VISIBLE_DEVICES" in error.fix
+    runs = [store.run(cell.run_id) for cell in expand(load_experiment(file))]
+    assert {entry["status"] for entry in ledger_of(store)["cells"]} == {"pending"}
+    broken.unlink()  # taken out
+    sweep_here(file, store, "--no-tracking")
+    assert [run.read_status().status for run in runs] == ["ok", "ok"]
 
 
 def test_a_failing_cell_does_not_stop_the_others(one_ray, store, tmp_path):

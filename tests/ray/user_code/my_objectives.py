@@ -59,6 +59,13 @@ def on_a_gpu(pairs):
     return torch.nn.functional.softplus(-0.1 * pairs.mt)
 
 
+def ends_its_gpu(pairs):
+    """A kernel that fails on any GPU."""
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
 def on_a_broken_gpu(pairs):
-    """A GPU that never works."""
-    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+    """DPO on a GPU that never works, for as long as a file is there."""
+    if os.path.exists(os.environ["RCRAY_TEST_DEATHS"] + ".broken"):
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+    return torch.nn.functional.softplus(-0.1 * pairs.mt)
