@@ -1,10 +1,12 @@
 """The files that one optimizer step passes through: `python -m tests.step_path`.
 
-Calibrated LoRA steps are traced, by the published rule and by the update; model, data and optimizer are ready. What
-runs inside torch or transformers is not counted, nor is code without a file of its own.
+Steps of a calibrated LoRA run with default settings are traced, by the published rule and by the update, as the loop
+makes them: the state is that of `prepare`, and looks are taken when they fall due. Making the batch, a GPU's work of
+the step before, is not counted, nor is what runs inside torch or transformers, or code without a file of its own.
 """
 
 import sys
+import tempfile
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,11 +16,20 @@ from typing import Any
 import torch
 
 import rcray
-from benchmarks.steps import Setting, Size
+from rcray.config import RunConfig, run_id
+from rcray.store import Store
+from rcray.train.ahead import Ahead
+from rcray.train.loop import Job, Training, prepare
+from rcray.train.step import optimizer_step
 
 PACKAGE = Path(rcray.__file__).parent
-PUBLISHED, BETWEEN, LOOKING = "the published rule", "by the update, between two looks", "by the update, with a look"
-SMALL = Size(vocabulary=97, hidden=32, layers=2, heads=2)
+PUBLISHED, PUBLISHED_LOOKING = "the published rule, between two looks", "the published rule, with a look"
+BETWEEN, LOOKING = "by the update, between two looks", "by the update, with a look"
+#: By the kind of calibration, and whether the step begins with a look.
+STEPS = {
+    "published": {False: PUBLISHED, True: PUBLISHED_LOOKING},
+    "update": {False: BETWEEN, True: LOOKING},
+}
 
 
 def files_of(run: Any) -> Counter[str]:
@@ -40,14 +51,45 @@ def files_of(run: Any) -> Counter[str]:
     return seen
 
 
+def prepared(kind: str, store: Store) -> Training:
+    """A run of the tiny Mistral with adapters, before its first step; what is not said is the default."""
+    config = RunConfig.model_validate({
+        "model": {"name": "tiny-mistral", "method": "lora"},
+        "objective": "dpo",
+        "calibration": {"enabled": True, "kind": kind},
+        "data": {"train_pairs": 320, "eval_pairs": 16},
+        "train": {"batch_size": 8, "micro_batch_size": 4, "probe_pairs": 8},
+    })  # fmt: skip
+    return prepare(Job(config, store, run_id(config), "traced"), 0, 1)
+
+
+def traced(training: Training) -> dict[bool, Counter[str]]:
+    """The files of the first step without a look, and of the next one with it, by whether there is a look."""
+    state, fresh = training.state, training.fresh
+    assert fresh is not None, "looks are a default"
+    state.policy.model.train()
+    ahead = Ahead(state.policy, training.data.pairs, training.schedule)
+    files: dict[bool, Counter[str]] = {}
+    between = False  # a run begins with a look at every step
+    for step in range(training.schedule.total_steps):
+        batches, shown = ahead.at(step), fresh.at(step)
+        seen = files_of(lambda b=batches, s=shown, n=step + 1: optimizer_step(state, b, n, s))
+        between = between or shown is None
+        if between:
+            files.setdefault(shown is not None, seen)
+        if len(files) == 2:
+            break
+    return files
+
+
 def traced_steps() -> dict[str, Counter[str]]:
-    """The files of calibrated LoRA steps on packed rows, by what is computed in them."""
-    setting = Setting.of("lora", SMALL, pairs=2, prompt=6, answer=4, sharing="on")
-    between, looking = setting.by_update(look_pairs=2)
-    looking()  # the step between two looks has one before it
-    published = setting.ours(calibrated=True)
-    steps = {PUBLISHED: published, BETWEEN: between, LOOKING: looking}
-    return {name: files_of(step) for name, step in steps.items()}
+    """The files of calibrated LoRA steps, by what is computed in them."""
+    steps = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, names in STEPS.items():
+            files = traced(prepared(kind, Store.open(folder)))
+            steps |= {name: files[looks] for looks, name in names.items()}
+    return steps
 
 
 def main() -> None:

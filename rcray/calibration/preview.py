@@ -221,7 +221,9 @@ _STEPS: "weakref.WeakKeyDictionary[torch.optim.Optimizer, int | None]" = weakref
 
 
 def _steps_made(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> int:
-    """Read once, then counted: AdamW in one kernel keeps the number on the GPU, where reading it would wait."""
+    """Off the CPU read once, then counted: AdamW in one kernel keeps the number there, where reading it would wait."""
+    if optimizer.param_groups[0]["params"][0].device.type == "cpu":
+        return int(state.get("step", 0))
     if optimizer not in _STEPS:
         _STEPS[optimizer] = None
         optimizer.register_step_post_hook(_count)

@@ -4,7 +4,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -107,12 +107,13 @@ class Capabilities:
             return False
         return self.precision.agree(one, two)
 
-    def worth_packing(self, batch: Batch) -> bool:
-        """Whether packed rows spare enough of these pairs, on the device the model is on."""
+    @property
+    def worth_packing(self) -> Callable[[Batch], bool]:
+        """The rule by which packed rows spare enough of pairs, on the device and with the kernel the model has now."""
         model = self.model
         if model.get_output_embeddings().weight.device.type == "cpu":
-            return worth_packing(batch)
-        return worth_packing(batch, model.config.hidden_size, skips=attention_of(model) == FLEX)
+            return worth_packing
+        return partial(worth_packing, hidden=model.config.hidden_size, skips=attention_of(model) == FLEX)
 
     @property
     def window(self) -> int | None:

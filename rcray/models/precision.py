@@ -5,8 +5,10 @@ may be stored otherwise: 4-bit, or float32 under autocast.
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +70,12 @@ class Precision:
 
     def __call__(self) -> AbstractContextManager[Any]:
         """The context in which the model is run."""
-        return torch.autocast(self.device, dtype=self.compute) if self.autocast else nullcontext()
+        return self.context()
+
+    @property
+    def context(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What makes that context, for who makes many."""
+        return partial(torch.autocast, self.device, dtype=self.compute) if self.autocast else nullcontext
 
     @property
     def name(self) -> str:

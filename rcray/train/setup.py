@@ -103,7 +103,6 @@ def with_references(
         mixed = allowed.precision.compute if allowed.precision.autocast and not config.model.trains_adapters else None
         shard(model, mixed=mixed)
     optimizer = build_optimizer([p for p in model.parameters() if p.requires_grad], train, device)
-    factor = learning_rate_factor(train.schedule, train.warmup_steps, schedule.total_steps)
     group = Workers(workers, ProcessGroup(device), sum_gradients) if workers > 1 else Workers()
     precision, baseline = allowed.precision, None
     if has_baseline(config):
@@ -119,8 +118,8 @@ def with_references(
         share_prompts=sharing,
         window=allowed.window,
         short_mlp=short_mlp,
-        precision=precision,
-        worth_packing=capabilities_of(model).worth_packing,
+        precision=precision.context,
+        worth_packing=allowed.worth_packing,
         device=device,
     )
     looks = None
@@ -146,7 +145,7 @@ def with_references(
         ),
         update=Update(
             optimizer=optimizer,
-            scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, factor),
+            scheduler=scheduler_of(optimizer, train, schedule.total_steps),
             batch_size=train.batch_size,
             clip_norm=train.clip_norm,
             clip=clip_norm if sharded else torch.nn.utils.clip_grad_norm_,
@@ -245,6 +244,14 @@ def compile_blocks(model: Any, device: torch.device) -> None:
             ) from None
     for block in blocks_of(body_of(model))[:-1]:
         block.compile()
+
+
+def scheduler_of(optimizer: torch.optim.Optimizer, train: TrainConfig, total: int) -> Any:
+    """What sets the learning rate of each step; a rate that never changes is left alone."""
+    if train.schedule == "constant" and not train.warmup_steps:
+        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0, total_iters=0)
+    factor = learning_rate_factor(train.schedule, train.warmup_steps, total)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def learning_rate_factor(schedule: Literal["constant", "cosine"], warmup: int, total: int) -> Callable[[int], float]:
