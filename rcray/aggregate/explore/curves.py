@@ -50,7 +50,7 @@ CHOICES = (
     Choice("loss", "loss", BY_NAME["loss"].meaning),
     Choice("log_r", "log r", BY_NAME["log_r"].meaning),
     Choice("rho", "ρ at the head or the last adapters", BY_NAME["rho"].meaning),
-    Choice("in_band", "in band at the head", BY_NAME["in_band"].meaning, "share of steps"),
+    Choice("in_band", "in band at the head or the last adapters", BY_NAME["in_band"].meaning, "share of steps"),
     Choice("grad_norm", "gradient norm", BY_NAME["grad_norm"].meaning),
 )  # fmt: skip
 

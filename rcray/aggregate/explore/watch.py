@@ -159,14 +159,14 @@ class Stopped:
 
     def of(self, names: Iterable[str]) -> dict[str, str]:
         """Those of these experiments. Nothing is changed: a damaged file is said, once, and left where it is."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for name in names:
             folder = self._store.experiment(name)
             mark = _mark(folder / STOPPED)
             if name not in self._read or self._read[name][0] != mark:
                 self._read[name] = (mark, self._peek(folder))
-            found |= self._read[name][1]
-        return found
+            reasons |= self._read[name][1]
+        return reasons
 
     def _peek(self, folder: Path) -> dict[str, str]:
         try:
