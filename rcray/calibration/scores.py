@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rcray.errors import ConfigError
-from rcray.models.blocks import ADAPTER
+from rcray.models.blocks import last_adapters
 from rcray.models.capabilities import capabilities_of
 from rcray.models.head import SKETCH_COLUMNS, Sketch
 
@@ -55,11 +55,10 @@ class SideScores:
 
 def score_parameters(model: nn.Module, estimator: Estimator) -> list[Tensor]:
     """The tensors whose gradients stand for the scores; `sketch` adds one beside the head, which stays zero."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if estimator == "full":
-        return list(trainable.values())
+        return [p for p in model.parameters() if p.requires_grad]
     if estimator == "adapters":
-        return _last_adapters(trainable)
+        return _last_adapters(model)
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None or not head.weight.requires_grad:
         raise ConfigError(
@@ -69,16 +68,14 @@ def score_parameters(model: nn.Module, estimator: Estimator) -> list[Tensor]:
     return [head.weight] if estimator == "head" else [attach_sketch(model)]
 
 
-def _last_adapters(trainable: dict[str, nn.Parameter]) -> list[Tensor]:
-    """Adapter parameters of the highest-numbered block."""
-    numbered = [(int(match.group(2)), p) for name, p in trainable.items() if (match := ADAPTER.match(name))]
-    if not numbered:
+def _last_adapters(model: nn.Module) -> list[Tensor]:
+    adapters = last_adapters(model)
+    if adapters is None:
         raise ConfigError(
             "calibration.scores: 'adapters' needs a model with trainable LoRA adapters, and this one has none",
             fix="use calibration.scores: head or full",
         )
-    last = max(block for block, _ in numbered)
-    return [p for block, p in numbered if block == last]
+    return list(adapters.parameters.values())
 
 
 def attach_sketch(model: nn.Module, columns: int = SKETCH_COLUMNS, seed: int = 0) -> Tensor:

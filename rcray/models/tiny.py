@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from rcray.config import content_key
 from rcray.config.models import MODELS, Embedded
+from rcray.config.shape import Shape
 from rcray.data import synthetic
 from rcray.data.encode import render
 from rcray.files import broken_seal, build_once, publish_directory, seal
@@ -34,9 +35,9 @@ class Recipe:
     """Everything that decides a tiny model; its hash names the cached directory."""
 
     architecture: str
-    hidden_size: int = 64
-    layers: int = 2
-    heads: int = 4
+    hidden_size: int
+    layers: int
+    heads: int
     vocab_size: int = 512
     context: int = 256
     warm_up_steps: int = 160
@@ -46,7 +47,11 @@ class Recipe:
     version: int = 1  # raised when the code below changes what it builds
 
 
-TINY_MODELS = {name: Recipe(name, version=model.embedded.version) for name, model in MODELS.items() if model.embedded}
+def _recipe(name: str, shape: Shape, embedded: Embedded) -> Recipe:
+    return Recipe(name, shape.hidden, shape.layers, shape.heads, version=embedded.version)
+
+
+TINY_MODELS = {name: _recipe(name, model.shape, model.embedded) for name, model in MODELS.items() if model.embedded}
 
 
 def tiny_model_dir(name: str, cache: Path) -> Path:

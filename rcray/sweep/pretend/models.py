@@ -53,6 +53,7 @@ def _of_shape(name: str, shape: Shape) -> Any:
     known = MODELS[stand_in(name)].embedded
     assert known is not None
     sizes: dict[str, Any] = {
+        **known.settings,  # of the stand-in; what follows from the size is set below
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -62,8 +63,6 @@ def _of_shape(name: str, shape: Shape) -> Any:
     }
     if shape.gated:
         sizes["num_key_value_heads"] = round(shape.heads * shape.key_values)
-    if known.model_type == "mistral":
-        sizes["sliding_window"] = None
     return AutoConfig.for_model(known.model_type, **sizes)
 
 
