@@ -120,8 +120,8 @@ class RunConfig(Section):
     def _looks_can_be_taken(self) -> "RunConfig":
         if self.calibration.steers_by_update and self.train.optimizer not in ("adamw", "sgd"):
             raise ValueError(
-                f"calibration.kind 'update' reads the moments of torch's optimizers; {self.train.optimizer} keeps its own: use "
-                "train.optimizer adamw or sgd, or calibration.kind published"
+                "calibration.kind 'update' reads the moments of torch's optimizers, and "
+                f"{self.train.optimizer} keeps its own: use train.optimizer adamw or sgd, or calibration.kind published"
             )
         if self.train.momentum and self.train.optimizer != "sgd":
             raise ValueError(f"train.momentum {self.train.momentum} is sgd's; {self.train.optimizer} has its own")
