@@ -222,7 +222,7 @@ _STEPS: "weakref.WeakKeyDictionary[torch.optim.Optimizer, int | None]" = weakref
 
 def _steps_made(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> int:
     """Off the CPU read once, then counted: AdamW in one kernel keeps the number there, where reading it would wait."""
-    if optimizer.param_groups[0]["params"][0].device.type == "cpu":
+    if _on_cpu(optimizer):
         return int(state.get("step", 0))
     if optimizer not in _STEPS:
         _STEPS[optimizer] = None
@@ -232,6 +232,11 @@ def _steps_made(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> int:
     if known is None:
         known = _STEPS[optimizer] = int(state.get("step", 0))
     return known
+
+
+def _on_cpu(optimizer: torch.optim.Optimizer) -> bool:
+    trained: Tensor = optimizer.param_groups[0]["params"][0]
+    return trained.device.type == "cpu"
 
 
 def _count(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -144,7 +144,8 @@ class OnTheGpu(torch.Tensor):
         raise AssertionError("read")
 
 
-def test_the_steps_of_an_optimizer_are_read_once_and_then_counted():
+def test_the_steps_of_an_optimizer_are_read_once_and_then_counted(monkeypatch):
+    monkeypatch.setattr("rcray.calibration.preview._on_cpu", lambda optimizer: False)
     parameter, optimizer, _ = trained("adam", 3)
     coordinates = Coordinates([parameter], 0, None)
 
@@ -161,6 +162,15 @@ def test_the_steps_of_an_optimizer_are_read_once_and_then_counted():
     assert steps() == 5
     optimizer.load_state_dict(saved)
     assert steps() == 3, "and read anew where a checkpoint was loaded"
+
+
+def test_on_a_cpu_an_optimizers_steps_are_read_each_time():
+    parameter, optimizer, _ = trained("adam", 3)
+    assert preview_of(optimizer, [parameter], Coordinates([parameter], 0, None)).steps == 3
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert preview_of(optimizer, [parameter], Coordinates([parameter], 0, None)).steps == 4
+    assert not optimizer._optimizer_step_post_hooks, "nothing is counted beside the optimizer"
 
 
 def foreseen_from(preview, seed=0, clip_norm=math.inf, size=SIZE):
