@@ -22,7 +22,7 @@ class Interval:
     stderr: float
 
 
-def bootstrap(size: int, statistic: Callable[[np.ndarray], np.ndarray], resamples: int = RESAMPLES) -> Interval:
+def bootstrap(size: int, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
     """Resamples `range(size)`; `statistic` maps drawn indices [draws, size] to values [draws].
 
     Draws on which the statistic is undefined (NaN) are left out.
@@ -30,8 +30,8 @@ def bootstrap(size: int, statistic: Callable[[np.ndarray], np.ndarray], resample
     generator = np.random.default_rng(_SEED)
     values = []
     step = max(1, _CHUNK // max(1, size))
-    for start in range(0, resamples, step):
-        draws = generator.integers(0, size, size=(min(step, resamples - start), size))
+    for start in range(0, RESAMPLES, step):
+        draws = generator.integers(0, size, size=(min(step, RESAMPLES - start), size))
         values.append(np.asarray(statistic(draws), dtype=float))
     drawn = np.concatenate(values)
     drawn = drawn[np.isfinite(drawn)]

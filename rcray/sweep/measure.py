@@ -39,7 +39,7 @@ class Measured:
     misplaced: int  # pairs that a probe reads beside its own
     peak_bytes: float  # of the process, or of its GPU
 
-    def hours(self, config: RunConfig, *, evaluated: bool = True) -> float:
+    def hours(self, config: RunConfig) -> float:
         """The whole cell: steps and looks, reference, probes, and the held-out pairs before and after."""
         train = config.train
         steps = train.steps(self.pairs)
@@ -47,8 +47,7 @@ class Measured:
         probes = 1 + -(-steps // train.probe_every)
         # The first is read before training begins; all of them ask for answers that belong to nothing, too.
         forwards = (probes - 1) * min(train.probe_pairs, self.held_out) + probes * self.misplaced
-        forwards += self.pairs if config.caches_reference else self.fresh
-        forwards += 2 * self.held_out if evaluated else 0
+        forwards += 2 * self.held_out + (self.pairs if config.caches_reference else self.fresh)
         in_steps = steps * train.batch_size * self.pair_seconds + looks * self.look_seconds
         seconds = in_steps + forwards * self.forward_seconds
         return (self.start_seconds + seconds) / 3600
