@@ -92,6 +92,11 @@ def test_seeds_below_a_pinned_baseline_are_differences_seed_by_seed(page, made):
 def test_name_and_baseline_stay_while_the_numbers_scroll(page, made, width):
     page.resize(width, 1000, mobile=width < 500)
     settle(page)
+    room = page.evaluate(
+        "[...document.querySelectorAll('#table td.name')].map((name) => name.getBoundingClientRect().right"
+        " - name.querySelector('.what').getBoundingClientRect().right)"
+    )
+    assert min(room) > 10, "the longest name does not touch the edge"
     page.evaluate("document.querySelector('#cells .scroll').scrollLeft = 9999")
     settle(page)
     left, _, right, _ = box(page, "#cells .scroll")
