@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from rcray.records.columns import IN_BAND
 from rcray.store import Store
 from rcray.sync import delivery_to
 from rcray.track.address import Address
@@ -73,7 +74,7 @@ def test_the_compare_view_overlays_rc_off_and_on(browser, ui, tracked, tmp_path)
         page.wait_for_text(text, 20)
     page.screenshot(tmp_path / "compare.png")
 
-    curves = ["log_r", "z_w", "in_band_share"]
+    curves = ["log_r", "z_w", IN_BAND]
     page.go(
         f"{ui}/#/metric?runs={chosen}&experiments={quote(json.dumps([experiment]))}&metric={quote(json.dumps('log_r'))}"
         f"&plot_metric_keys={quote(json.dumps(curves))}&x_axis=step"
