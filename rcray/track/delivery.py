@@ -29,6 +29,7 @@ from rcray.track.curves import DELIVERED, Cursor, batches, cursor_at
 from rcray.track.describe import PARENT, STATES, allowed_name, clean_tags, params_of, tags_of
 from rcray.track.provenance import environment, provenance, record_environment, recorded_tags
 from rcray.track.tracker import Point, TrackedRun, Tracker, TrackerState, TrackerUnavailableError
+from rcray.track.turns import Turns
 
 with explained_imports():
     from pyarrow import ArrowException
@@ -89,6 +90,7 @@ class Delivery:
         self._parent: TrackedRun | None = None
         self._runs: dict[str, TrackedRun] = {}
         self._cursors: dict[str, Cursor] = {}
+        self._turns = Turns()
         self._environment: dict[str, Any] | None = None
 
     def deliver(
@@ -116,11 +118,13 @@ class Delivery:
                 self._forget()
             if not self._opened:
                 self._open()
-            for cell in self._in_turn():
+            for cell, files in self._turns.due(self.plan.cells, self.store, everything=not self.plan.live):
                 if stop():
                     break
+                self._turns.begin(cell)
                 try:
-                    self._deliver(cell, final, stop)
+                    if self._deliver(cell, final, stop):
+                        self._turns.level(cell, files)
                     self.problems.pop(cell.run_id, None)
                 except (RcrayError, ArrowException, OSError) as error:
                     # Whether the last call arrived is not known: ask before sending again.
@@ -134,11 +138,8 @@ class Delivery:
         """From the next pass on."""
         if plan.parent != self.plan.parent:
             self._opened = False
+        self._turns.forget()
         self.plan = plan
-
-    def _in_turn(self) -> list[Cell]:
-        """The cells, those least advanced in delivery first: a pass that is cut short favours nobody."""
-        return sorted(self.plan.cells, key=lambda cell: self._cursors.get(cell.run_id, Cursor()).step)
 
     def _note(self, cell: Cell, error: Exception) -> None:
         text = redact(f"{cell.label}: {error}")
@@ -150,6 +151,7 @@ class Delivery:
         self._opened = False
         self._runs.clear()
         self._cursors.clear()
+        self._turns.forget()
 
     def open(self) -> None:
         """Opens the tracker, if it can be opened now; a pass does it too."""
@@ -225,7 +227,8 @@ class Delivery:
 
     # -- one cell
 
-    def _deliver(self, cell: Cell, final: bool, stop: Callable[[], bool]) -> None:
+    def _deliver(self, cell: Cell, final: bool, stop: Callable[[], bool]) -> bool:
+        """Returns whether the tracker has all there is now; False where it was stopped before."""
         directory = self.store.run(cell.run_id)
         status = directory.read_status()
         state = status.status if self.plan.live else state_now(directory.path, status.status)
@@ -241,7 +244,7 @@ class Delivery:
             self._cursors[cell.run_id] = batch.after
             self.sent.points += len(batch.points)
             if stop():
-                return
+                return False
         error = redact(status.error) if state in ENDED else ""
         tags = {"rcray.status": state, **recorded_tags(directory)}
         if error or "rcray.error" in tracked.tags:
@@ -255,6 +258,7 @@ class Delivery:
         if state is State.PENDING and upto and not self.plan.live:
             tracked_state = "KILLED"
         self._set_state(cell, tracked_state, directory)
+        return True
 
     def _set_state(self, cell: Cell, state: TrackerState, run: RunDir) -> None:
         tracked = self._runs[cell.run_id]
