@@ -23,13 +23,15 @@ from rcray.train.loop import Job, Training, prepare
 from rcray.train.step import optimizer_step
 
 PACKAGE = Path(rcray.__file__).parent
+UNWATCHED = "the published rule, in a run without looks"
 PUBLISHED, PUBLISHED_LOOKING = "the published rule, between two looks", "the published rule, with a look"
 BETWEEN, LOOKING = "by the update, between two looks", "by the update, with a look"
-#: By the kind of calibration, and whether the step begins with a look.
-STEPS = {
-    "published": {False: PUBLISHED, True: PUBLISHED_LOOKING},
-    "update": {False: BETWEEN, True: LOOKING},
-}
+#: By what is set of the calibration, and whether the step begins with a look.
+STEPS: tuple[tuple[dict[str, Any], dict[bool, str]], ...] = (
+    ({"kind": "published", "look_every": 0}, {False: UNWATCHED}),
+    ({"kind": "published"}, {False: PUBLISHED, True: PUBLISHED_LOOKING}),
+    ({"kind": "update"}, {False: BETWEEN, True: LOOKING}),
+)
 
 
 def files_of(run: Any) -> Counter[str]:
@@ -51,12 +53,12 @@ def files_of(run: Any) -> Counter[str]:
     return seen
 
 
-def prepared(kind: str, store: Store) -> Training:
+def prepared(calibration: dict[str, Any], store: Store) -> Training:
     """A run of the tiny Mistral with adapters, before its first step; what is not said is the default."""
     config = RunConfig.model_validate({
         "model": {"name": "tiny-mistral", "method": "lora"},
         "objective": "dpo",
-        "calibration": {"enabled": True, "kind": kind},
+        "calibration": {"enabled": True, **calibration},
         "data": {"train_pairs": 320, "eval_pairs": 16},
         "train": {"batch_size": 8, "micro_batch_size": 4, "probe_pairs": 8},
     })  # fmt: skip
@@ -66,18 +68,17 @@ def prepared(kind: str, store: Store) -> Training:
 def traced(training: Training) -> dict[bool, Counter[str]]:
     """The files of the first step without a look, and of the next one with it, by whether there is a look."""
     state, fresh = training.state, training.fresh
-    assert fresh is not None, "looks are a default"
     state.policy.model.train()
     ahead = Ahead(state.policy, training.data.pairs, training.schedule)
     files: dict[bool, Counter[str]] = {}
     between = False  # a run begins with a look at every step
     for step in range(training.schedule.total_steps):
-        batches, shown = ahead.at(step), fresh.at(step)
+        batches, shown = ahead.at(step), fresh.at(step) if fresh else None
         seen = files_of(lambda b=batches, s=shown, n=step + 1: optimizer_step(state, b, n, s))
         between = between or shown is None
         if between:
             files.setdefault(shown is not None, seen)
-        if len(files) == 2:
+        if len(files) == (2 if fresh else 1):
             break
     return files
 
@@ -86,8 +87,8 @@ def traced_steps() -> dict[str, Counter[str]]:
     """The files of calibrated LoRA steps, by what is computed in them."""
     steps = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind, names in STEPS.items():
-            files = traced(prepared(kind, Store.open(folder)))
+        for calibration, names in STEPS:
+            files = traced(prepared(calibration, Store.open(folder)))
             steps |= {name: files[looks] for looks, name in names.items()}
     return steps
 

@@ -21,7 +21,7 @@ from rcray.models.chain import read_chain
 from rcray.records.evaluation import MetricRow
 from rcray.store import Store
 from rcray.sweep.grid import Cell
-from rcray.train.launch import is_finished
+from rcray.train.launch import is_trained
 
 Say = Callable[[str], None]
 _FOLDER = "alpaca-eval"  # of answers in the cache, of verdicts in the store
@@ -150,7 +150,7 @@ def pairings(cells: Sequence[Cell], store: Store, settings: AlpacaEvalConfig) ->
         )
     for pairing in pairs:
         for config in filter(None, (pairing.cell.config, pairing.opponent)):
-            if not is_finished(store.run(run_id(config))):
+            if not is_trained(store.run(run_id(config))):
                 raise RcrayError(f"{config.label}: not finished", fix="run `rcray sweep` first")
     return pairs
 
