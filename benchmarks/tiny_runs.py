@@ -13,6 +13,7 @@ import torch
 
 import rcray.models.tiny as tiny
 from rcray.config import RunConfig
+from rcray.records.status import RunStatus
 from rcray.store import Store
 from rcray.train.dynamics import read_dynamics
 from rcray.train.loop import Job, Training, prepare
@@ -76,11 +77,11 @@ def ready(case: Case, config: RunConfig, directory: Path, name: str) -> Training
     return training
 
 
-def whole_run(case: Case, config: RunConfig, directory: Path, name: str) -> pd.DataFrame:
-    """Its records."""
+def whole_run(case: Case, config: RunConfig, directory: Path, name: str) -> tuple[pd.DataFrame, RunStatus]:
+    """Its records, and how it ended."""
     training = ready(case, config, directory, name)
     training.run()
-    return read_dynamics(training.job.run.dynamics).to_pandas()
+    return read_dynamics(training.job.run.dynamics).to_pandas(), training.job.run.read_status()
 
 
 def logged(path: Path | None) -> list[dict[str, Any]]:

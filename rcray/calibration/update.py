@@ -39,7 +39,9 @@ RESPONSE_WEIGHT = 0.15  # of a new look in the average
 WIDEST_LOG_ALPHA = 3.0
 #: Why a factor stayed as it was.
 NO_LOOK, NOT_APART = "no look yet", "the branches do not pull apart"
-_HALVINGS = 14  # of the interval between the bounds: log alpha to 4e-4
+_EXACT = WIDEST_LOG_ALPHA / 2**14  # of an edge, to either side: 2e-4
+_MOST_STEPS = 15  # until an edge is known so well
+_ASIDE = 1 / 30  # of an interval's square: how far from the straight line's zero is looked, towards the middle
 _CLIP_EPSILON = 1e-6  # torch's own
 
 
@@ -130,10 +132,6 @@ class Foreseen:
         update = self.preview.update(self.gradient(log_alpha)[0])
         return products(self.score_w, self.score_l, update, self.total)
 
-    def move(self, log_alpha: float) -> Move:
-        """The same, read."""
-        return Move(*self.moves(log_alpha).tolist())
-
     def judged(self, log_alpha: float) -> Tensor:
         """[6] for the record: the move, the batch's own products with the update, and the edges of the true band."""
         update = self.preview.update(self.gradient(log_alpha)[0])
@@ -157,21 +155,28 @@ class Foreseen:
         return Response(*self.responses(log_alpha).tolist())
 
     def edges(self) -> Tensor:
-        """[2] the true band in log alpha: below it the winner falls, above it the loser rises; +-inf: that is open."""
+        """[2] the true band in log alpha: below it the winner falls, above it the loser rises; +-inf: that is open.
+
+        Interpolated, but so near to the middle that halving would save one step at most (Oliveira and Takahashi 2020).
+        """
         high = torch.full((2,), WIDEST_LOG_ALPHA, dtype=torch.float64, device=self.score_w.device)
-        low = -high
-        falls_nowhere, rises_nowhere = self.moves(-WIDEST_LOG_ALPHA) > 0, self.moves(WIDEST_LOG_ALPHA) < 0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            above = torch.stack([self.moves(middle[side])[side] for side in (0, 1)]) > 0
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        low, at_low, at_high = -high, self.moves(-WIDEST_LOG_ALPHA), self.moves(WIDEST_LOG_ALPHA)
+        falls_nowhere, rises_nowhere = at_low > 0, at_high < 0
+        for left in reversed(range(_MOST_STEPS)):
+            middle, half = (low + high) / 2, (high - low) / 2
+            if high.device.type == "cpu" and bool((half <= _EXACT).all()):
+                break
+            straight = low - at_low * (high - low) / (at_high - at_low)
+            straight = torch.where(straight.isfinite(), straight.clamp(low, high), middle)
+            aside = (straight - middle).abs() - _ASIDE * (high - low) ** 2  # on the middle's side of it
+            room = (_EXACT * 2.0 ** (left + 1) - half).clamp(min=0)
+            tried = middle + torch.sign(straight - middle) * aside.clamp(min=0).minimum(room)
+            seen = torch.stack([self.moves(at)[side] for side, at in enumerate(tried)])
+            above = seen > 0
+            low, at_low = torch.where(above, low, tried), torch.where(above, at_low, seen)
+            high, at_high = torch.where(above, tried, high), torch.where(above, seen, at_high)
         edges = torch.where(rises_nowhere, math.inf, (low + high) / 2)
         return torch.where(falls_nowhere, -math.inf, edges)
-
-    def band(self) -> tuple[float, float]:
-        """The same, read."""
-        lower, upper = self.edges().tolist()
-        return lower, upper
 
 
 def own_move(seen: Sequence[float], weight_w: float, weight_l: float) -> Move:
