@@ -158,13 +158,11 @@ def set_path(target: dict[str, Any], path: str, value: Any) -> None:
     """Sets a dotted path; a section written in its short form (`objective: dpo`) is opened first."""
     *sections, field = path.split(".")
     for section in sections:
-        inner = target.get(section)
-        if isinstance(inner, str):
-            inner = {"name": inner}
-        elif isinstance(inner, bool):
-            inner = {"enabled": inner}
-        target[section] = inner = dict(inner) if isinstance(inner, dict) else {}
-        target = inner
+        inner = open_short_forms({section: target.get(section)})[section]
+        if not isinstance(inner, dict | None):
+            said = f"{path}: {section} is {shown(inner)}, a section is a mapping"
+            raise ConfigError(said, fix=f"write {section}: {{...}} or leave it out")
+        target[section] = target = dict(inner or {})
     target[field] = value
 
 

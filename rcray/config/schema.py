@@ -28,21 +28,22 @@ from rcray.config.training import ExecutionConfig, TrainConfig
 DEFAULT_OBJECTIVE = "dpo"
 START_MODEL = "start model"  # in the place of an objective, where nothing is trained
 
-#: Sections with a short form, `objective: dpo` or `calibration: true`: the type it has, the field it stands for.
-SHORT_FORMS: Mapping[str, tuple[type, str]] = {
-    "model": (str, "name"),
-    "data": (str, "name"),
-    "objective": (str, "name"),
-    "calibration": (bool, "enabled"),
-}
+#: Sections with a short form, `objective: dpo` or `calibration: true`: its type, the field it stands for, what it says.
+SHORT_FORMS: tuple[tuple[str, type, str, Mapping[str, Any]], ...] = (
+    ("model", str, "name", {}),
+    ("data", str, "name", {}),
+    ("objective", str, "name", {}),
+    ("calibration", bool, "enabled", {}),
+    ("calibration", str, "kind", {"enabled": True}),
+)
 
 
 def open_short_forms(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Writes out the sections given in their short form."""
     opened = dict(settings)
-    for section, (kind, field) in SHORT_FORMS.items():
+    for section, kind, field, implied in SHORT_FORMS:
         if isinstance(opened.get(section), kind):
-            opened[section] = {field: opened[section]}
+            opened[section] = {field: opened[section], **implied}
     return opened
 
 

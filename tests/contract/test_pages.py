@@ -74,7 +74,7 @@ def test_the_example_experiment_expands():
     content = yaml.safe_load(example)
     assert (ROOT / "experiments" / content.pop("base")).is_file()
     cells = expand(Experiment.model_validate(content))
-    assert len(cells) == 9  # dpo off and on, simpo off, three seeds each
+    assert len(cells) == 15  # dpo without RC and with two kinds, simpo without and with one, three seeds each
 
 
 def test_the_calibration_snippet_runs():

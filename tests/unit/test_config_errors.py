@@ -71,7 +71,8 @@ def refused(settings, overrides=None) -> str:
         ({"objective": {"beta": "high"}}, ["objective.beta", "'high'", "number"]),
         ({"train": 5}, ["train", "5", "mapping"]),
         ({"train": None}, ["train", "None", "mapping"]),
-        ({"calibration": "on"}, ["calibration", "'on'", "mapping"]),
+        ({"execution": "on"}, ["execution", "'on'", "mapping"]),
+        ({"calibration": "on"}, ["calibration.kind", "'on'", "known: normalised, published, update"]),
         ({"model": {"name": ""}}, ["model.name", "''"]),
         ({3: 4}, ["3"]),
         # fields that must fit together

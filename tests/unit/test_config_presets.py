@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from rcray.config import RunConfig, build_run
 from rcray.config.fidelity import OFFICIAL_CONSTANTS
 from rcray.config.objectives import BY_NAME
+from rcray.errors import ConfigError
 
 
 def resolved(**settings) -> RunConfig:
@@ -64,6 +65,8 @@ def test_official_constants_are_fields_of_their_objective(name):
         ({"data": "synthetic"}, {"data": {"name": "synthetic"}}),
         ({"calibration": True}, {"calibration": {"enabled": True}}),
         ({"calibration": False}, {}),
+        ({"calibration": "update"}, {"calibration": {"enabled": True, "kind": "update"}}),
+        ({"calibration": "published"}, {"calibration": True}),
         ({"objective": "dpo"}, {}),
         ({"objective": {"beta": 0.1}}, {"objective": "dpo"}),
     ],
@@ -78,6 +81,21 @@ def test_short_form_is_opened_by_an_override_below_it():
     )
     assert (config.objective.name, config.objective.lam) == ("cpo", 0.5)
     assert (config.calibration.enabled, config.calibration.clip) == (True, False)
+
+
+def test_a_kind_of_calibration_is_opened_by_an_override_below_it():
+    config = build_run({"calibration": "update"}, {"calibration.loser_share": 0.5}, "t").calibration
+    assert (config.enabled, config.kind, config.loser_share) == (True, "update", 0.5)
+
+
+def test_an_unknown_kind_of_calibration_is_refused_with_those_known():
+    with pytest.raises(ConfigError, match="did you mean 'update'. .known: normalised, published, update"):
+        build_run({"calibration": "updates"}, {}, "t")
+
+
+def test_a_field_of_a_section_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match=r"train is 'fast', a section is a mapping"):
+        build_run({"train": "fast"}, {"train.epochs": 2}, "t")
 
 
 def test_the_order_of_overrides_does_not_matter():
