@@ -17,13 +17,12 @@ from typing import Any
 
 from rcray.errors import RcrayError
 from rcray.faults import classify
-from rcray.records.given_up import GivenUp, with_given_up
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.store import RunDir
-from rcray.sweep.grid import Cell
 from rcray.sweep.ledger import LiveLedger
 from rcray.sweep.placement import NodeKind
 from rcray.sweep.storage import RemoteRuns
+from rcray.sweep.transit import GivenUp, giving_up, run_id_of
 
 log = logging.getLogger(__name__)
 
@@ -97,20 +96,20 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
             return Callback, ()  # Tune writes its settings down, nothing is read from them; a lock cannot be written
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            ledger.start(_key(trial))
+            ledger.start(run_id_of(trial.config))
 
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
         ) -> None:
             if NODE in result:
-                self._node[_key(trial)] = result[NODE]
+                self._node[run_id_of(trial.config)] = result[NODE]
                 if result[SHARES_STORE]:
-                    remote.is_written_here(_key(trial))
+                    remote.is_written_here(run_id_of(trial.config))
             if "step" in result:
-                self._cards.works(_key(trial))
+                self._cards.works(run_id_of(trial.config))
             if BROKEN_CARD in result:
-                self._broken[_key(trial)] = result[BROKEN_CARD]
-                self._cards.ends(_key(trial))
+                self._broken[run_id_of(trial.config)] = result[BROKEN_CARD]
+                self._cards.ends(run_id_of(trial.config))
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             self._end(trial)
@@ -119,15 +118,15 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
             self._end(trial)
 
         def _end(self, trial: Any) -> None:
-            ledger.end(_key(trial))
-            self._cards.ends(_key(trial))
+            ledger.end(run_id_of(trial.config))
+            self._cards.ends(run_id_of(trial.config))
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             if self._refusal:  # here Tune lets it through, and ends what runs
                 raise self._refusal
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            key = _key(trial)
+            key = run_id_of(trial.config)
             self._end(trial)
             nodes = _alive()
             losses = self.losses.setdefault(key, Losses())
@@ -140,17 +139,13 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
                 return
             losses.nodes.append(node)
             if reason := losses.verdict(nodes):
-                trial.config = with_given_up(trial.config, given_up(reason, trial.get_pickled_error()))
+                trial.config = giving_up(trial.config, given_up(reason, trial.get_pickled_error()))
                 trial.max_failures = 0  # if even that process is lost, that is all
                 self.given_up = True
             else:
                 _move(trial, losses.avoided(nodes), nodes)
 
     return TrialWatch()
-
-
-def _key(trial: Any) -> str:
-    return Cell.key_of(trial.config["cell"])
 
 
 def given_up(lost: str, error: BaseException | None) -> GivenUp:

@@ -33,6 +33,7 @@ from rcray.sweep.placement import TRIAL_TOKEN, concurrency, demand, knows_memory
 from rcray.sweep.preparation import prepare_shared
 from rcray.sweep.search import early_stops, scheduler
 from rcray.sweep.storage import RemoteRuns, check_nodes, refusal, shared_mark
+from rcray.sweep.transit import Transit, run_id_of, trial_settings
 from rcray.sweep.trial import STORAGE, Stage, run_trial
 from rcray.train.launch import is_whole
 
@@ -193,7 +194,7 @@ def _tune(cells: Sequence[Cell], store: Store, directory: Path, options: SweepOp
             watch = trial_watch(watched.ledger, watched.remote)
             tuner = tune.Tuner(
                 tune.with_resources(trial, partial(trial_resources, with_memory=knows_memory(nodes))),  # type: ignore[arg-type]
-                param_space={"cell": tune.grid_search([cell.content() for cell in ordered])},
+                param_space={name: tune.grid_search(values) for name, values in trial_settings(ordered).items()},
                 tune_config=tune.TuneConfig(
                     max_concurrent_trials=at_once,
                     reuse_actors=asha is None,
@@ -226,7 +227,7 @@ def _record_lost(results: Any, store: Store) -> bool:
         if result.error is None:
             continue
         outcome = given_up("its process was lost again and again", result.error)
-        any_lost |= write_given_up(store.run(Cell.key_of(result.config["cell"])), outcome)
+        any_lost |= write_given_up(store.run(run_id_of(result.config)), outcome)
     return any_lost
 
 
@@ -235,7 +236,7 @@ def trial_resources(params: dict[str, Any], *, with_memory: bool) -> dict[str, f
 
     A worker group reserves for itself, so its trial holds only a token: a whole CPU for it would starve the group.
     """
-    config = Cell.from_content(params["cell"]).config
+    config = Transit.read(params).cell.config
     if config.execution.workers:
         return {"memory": TRIAL_TOKEN}
     return dict(demand(config, with_memory=with_memory).bundle)

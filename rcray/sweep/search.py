@@ -17,6 +17,7 @@ from rcray.extras import explained_imports
 from rcray.records.ledger import write_stopped
 from rcray.store import Store
 from rcray.sweep.grid import Cell
+from rcray.sweep.transit import run_id_of
 from rcray.sweep.trial import SCORE
 
 
@@ -56,7 +57,7 @@ def early_stops(directory: Path) -> Any:
             if not last.get("finished"):
                 score = f"{last.get(SCORE, float('nan')):.3g}"
                 reason = f"ASHA stopped it at step {last.get('step')}, held-out margin {score} nats"
-                write_stopped(directory, Cell.key_of(trial.config["cell"]), reason)
+                write_stopped(directory, run_id_of(trial.config), reason)
 
     return EarlyStops()
 

@@ -19,7 +19,6 @@ from rcray.config import RunConfig
 from rcray.errors import StorageUnavailableError
 from rcray.faults import classify, ended_by_device_faults, is_broken_card
 from rcray.files import storage_fault, write_atomic
-from rcray.records.given_up import GivenUp, read_given_up
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import Adjustment, RunStatus, write_adjustment
 from rcray.secrets import redact
@@ -27,6 +26,7 @@ from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 from rcray.sweep.losses import BROKEN_CARD, NODE, SHARES_STORE, write_given_up
 from rcray.sweep.storage import mirror_here, sees
+from rcray.sweep.transit import GivenUp, Transit
 from rcray.train.launch import launch
 from rcray.train.mirror import Mirror, pushed
 
@@ -49,8 +49,8 @@ def run_trial(
     import ray
     from ray import tune
 
-    cell = Cell.from_content(params["cell"])
-    run = store.run(cell.run_id)
+    told = Transit.read(params)
+    cell, run = told.cell, store.run(told.cell.run_id)
     try:
         mirror = mirror_here(cell.config, run, mark)
     except StorageUnavailableError as error:
@@ -64,7 +64,7 @@ def run_trial(
 
     try:
         with ended_by_device_faults(say), pushed(mirror):
-            _carry_out(cell, run, store, stages, scored, read_given_up(params))
+            _carry_out(cell, run, store, stages, scored, told.given_up)
     except Exception as error:
         if not (reason := storage_fault(error)):
             raise

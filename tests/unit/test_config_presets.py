@@ -89,7 +89,7 @@ def test_a_kind_of_calibration_is_opened_by_an_override_below_it():
 
 
 def test_an_unknown_kind_of_calibration_is_refused_with_those_known():
-    with pytest.raises(ConfigError, match="did you mean 'update'. .known: normalised, published, update"):
+    with pytest.raises(ConfigError, match=r"did you mean 'update'. .known: normalised, published, update"):
         build_run({"calibration": "updates"}, {}, "t")
 
 

@@ -11,11 +11,11 @@ import torch
 from rcray.config import RunConfig, run_id
 from rcray.errors import ConfigError, RunLockedError, StorageUnavailableError
 from rcray.faults import classify
-from rcray.records.given_up import GivenUp, read_given_up, with_given_up
 from rcray.records.states import State
 from rcray.sweep import storage
 from rcray.sweep.grid import Cell
 from rcray.sweep.losses import NODES, PROCESSES, Losses, given_up, write_given_up
+from rcray.sweep.transit import GivenUp, Transit, giving_up, run_id_of, trial_settings
 from rcray.sweep.trial import STORAGE, _carry_out, adjustment, run_trial, smaller_micro_batch, with_micro_batch
 from rcray.train import mirror
 from rcray.train.failure import is_blameless, record_failure
@@ -172,7 +172,7 @@ def test_storage_that_a_node_cannot_open_is_not_the_cells_fault(store, monkeypat
     monkeypatch.setattr(mirror, "_open", refused)
     config = small_config(execution={"storage": "s3://b/sweeps"})
     cell = Cell(run_id(config), config, ())
-    run_trial({"cell": cell.content()}, store, (), store.root / "mark")
+    run_trial({name: value for name, (value,) in trial_settings([cell]).items()}, store, (), store.root / "mark")
     (last,) = said
     assert last["finished"] and "no region for bucket 'b'" in last[STORAGE]
     assert storage.refusal(store, last[STORAGE]).fix == "give every node access to it; the same command continues"
@@ -187,11 +187,15 @@ def test_a_cell_that_takes_its_nodes_down_is_given_up():
 
 def test_what_a_last_process_is_told_reaches_it_typed():
     order = given_up("its node was lost 20 times", ActorDiedError("killed:\n low on memory"))
-    settings = json.loads(json.dumps(with_given_up({"cell": {"run_id": "abc"}}, order)))
-    assert read_given_up(settings) == order == GivenUp(State.OOM, order.lost, "killed: low on memory")
-    assert Cell.key_of(settings["cell"]) == "abc" and read_given_up({"cell": {}}) is None
+    config = small_config()
+    cell = Cell(run_id(config), config, (("train.seed", 3),))
+    ((name, (value,)),) = trial_settings([cell]).items()
+    settings = json.loads(json.dumps({name: value}))
+    assert Transit.read(settings) == Transit(cell) and run_id_of(settings) == cell.run_id
+    last = json.loads(json.dumps(giving_up(settings, order)))
+    assert Transit.read(last) == Transit(cell, GivenUp(State.OOM, order.lost, "killed: low on memory"))
     with pytest.raises(ValueError, match="state: "):
-        read_given_up({"given_up": {**asdict(order), "state": "gone"}})
+        Transit.read({**last, "given_up": {**asdict(order), "state": "gone"}})
 
 
 def test_a_given_up_cell_says_what_it_met_last_and_keeps_an_outcome(store):
