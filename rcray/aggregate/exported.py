@@ -48,20 +48,20 @@ def export_ledger(folder: Path, planned: Sequence[Planned], results: Sequence[Ce
     return folder
 
 
-def exported_experiments(ledger: Store) -> list[Planned]:
+def exported_experiments(exported: Store) -> list[Planned]:
     """The experiments of an exported ledger and their cells, in the order in which they were exported."""
-    files = _files(ledger)
+    files = _files(exported)
     if not files:
         raise StoreError(
-            f"{ledger.root}: has no experiments/NAME/{_EXPERIMENT}",
+            f"{exported.root}: has no experiments/NAME/{_EXPERIMENT}",
             fix="give a directory written by `rcray report FILES --export-ledger DIR`",
         )
     ledgers = sorted(((file, read_ledger(file.parent)) for file in files), key=lambda pair: pair[1].updated)
-    return [(_experiment(file), [cell_of(ledger, entry) for entry in content.cells]) for file, content in ledgers]
+    return [(_experiment(file), [cell_of(exported, entry) for entry in content.cells]) for file, content in ledgers]
 
 
-def _files(ledger: Store) -> list[Path]:
-    return sorted(ledger.root.glob(f"experiments/*/{_EXPERIMENT}"))
+def _files(exported: Store) -> list[Path]:
+    return sorted(exported.root.glob(f"experiments/*/{_EXPERIMENT}"))
 
 
 def _experiment(path: Path) -> Experiment:
@@ -73,9 +73,9 @@ def _experiment(path: Path) -> Experiment:
         raise explain(error, Experiment, content, str(path)) from None
 
 
-def cell_of(ledger: Store, entry: LedgerEntry) -> Cell:
+def cell_of(exported: Store, entry: LedgerEntry) -> Cell:
     """The cell of an entry, with the settings in its run's directory."""
-    path = ledger.run(entry.run_id).config
+    path = exported.run(entry.run_id).config
     return Cell(entry.run_id, build_run(read_yaml(path), {}, str(path)), entry.varied)
 
 
