@@ -272,10 +272,12 @@ class Subject:
         return nullcontext() if self._model is None else capabilities_of(self._model.model).precision()
 
     def _in_precision(self, loaded: Any) -> Any:
-        """The model, to be run in the precision it was trained in."""
+        """The model, to be run in the precision it was trained in, packed rows by the kernel that is best there."""
+        from rcray.models.attention import read_with_attention
         from rcray.models.capabilities import use_precision
 
         use_precision(loaded.model, self.trained_in)
+        read_with_attention(loaded.model, self.device, self.config.execution)
         return loaded
 
     def _samples(self) -> list[MetricRow]:

@@ -150,6 +150,7 @@ def batch_sums(
     if not allowed.plain_head:
         return _side_sums(model, batch.to(device), watch)
     layout = laid_out(batch, allowed).to(device)
+    allowed.packed_forwards += layout.packed
     logp, _ = answer_logps(model, layout, on_logits=watch.first(layout.split) if watch else None)
     sums = [layout.matrix(logp, side).sum(1) for side in (CHOSEN, REJECTED)]
     return torch.stack([*sums, *layout.counts.to(logp.dtype)])
