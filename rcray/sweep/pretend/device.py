@@ -136,8 +136,7 @@ class Watch(TorchDispatchMode):
             return args[0]
         if func in _PLACES_OF_A_MASK or (func in _INDEXING and any(_is_mask(index) for index in args[1])):
             self.waits[f"mask read at {_line()}"] += 1
-        with self.fake:
-            output = func(*args, **kwargs)
+        output = self.fake.__torch_dispatch__(func, types, args, kwargs)  # as within `with self.fake`, and sooner
         if func in _FACTORS:
             left, right = (args[i] for i in _FACTORS[func])
             self.products[_name(left.dtype)] += 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
