@@ -19,7 +19,7 @@ TYPICAL = (180, 300, 260)
 LAYERS = 2
 PRESETS = paper_models()
 #: One of each family, and of what they read: margins without a reference, tokens, whole distributions, cures with a
-#: term of the chosen answer, and those that TRL has beside. The unpaired, with their baseline, are a cell by themselves.
+#: term of the chosen answer, and those that TRL has beside. The unpaired, with their baseline, are a cell of their own.
 FAMILIES = ("simpo", "ti-dpo", "tdpo", "rpo", "exo")
 
 
