@@ -2,8 +2,9 @@
 
 Runs `rcray doctor` and experiments/smoke-gpu.yaml, then prints versions, driver, cards, and for each cell its seconds
 per step, the precision and attention kernels that ran, and the memory it held beside what `rcray plan` says. Every call
-trains them anew, in a store of its own within the one given; weights and data are kept. Without a GPU it says what is
-missing, and ends with 2. Versions and cards are printed whatever was found.
+trains them anew, in a store of its own within the one given; weights and data are kept. Whatever doctor finds broken,
+the cells are tried: it ends with the worse of both exit codes. On cards that have no bfloat16 the cells are computed in
+float32. Without a GPU it says what is missing, and ends with 2. Versions and cards are printed whatever was found.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from rcray.sweep.cost import estimate
 from rcray.sweep.grid import expand
 
 FILE = Path(__file__).parents[1] / "experiments" / "smoke-gpu.yaml"
+#: In the place of the bfloat16 that the cells ask for.
+WITHOUT_BFLOAT16 = {"train.precision": "auto", "model.dtype": "float32"}
 PACKAGES = ("rcray", "torch", "transformers", "peft", "bitsandbytes", "ray")
 
 
@@ -32,14 +35,24 @@ def main() -> int:
     parser.add_argument("--store", default="rcray-store")
     store = fresh_store(Path(parser.parse_args().store))
     rcray = Path(sys.executable).with_name("rcray")
-    code = subprocess.run([str(rcray), "doctor", "--store", str(store.root)], check=False).returncode
+    found = subprocess.run([str(rcray), "doctor", "--store", str(store.root)], check=False).returncode
     if problem := why_no_gpu():
         print(f"no GPU can be used: {problem[0]}\n  fix: {problem[1]}", file=sys.stderr)
         return report(machine(), 2)
-    if code:
-        return report(machine(), code)
-    code = subprocess.run([str(rcray), "sweep", str(FILE), "--store", str(store.root)], check=False).returncode
-    return report([*machine(), *cells(store)], code)
+    changed = {} if cards_have_bfloat16() else WITHOUT_BFLOAT16
+    settings = [word for path, value in changed.items() for word in ("--set", f"{path}={value}")]
+    sweep = [str(rcray), "sweep", str(FILE), "--store", str(store.root), *settings]
+    code = max(found, subprocess.run(sweep, check=False).returncode)
+    return report([*machine(), *cells(store, changed)], code)
+
+
+def cards_have_bfloat16() -> bool:
+    """Whether all of them compute in it by themselves."""
+    for index in range(torch.cuda.device_count()):
+        with torch.cuda.device(index):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                return False
+    return True
 
 
 def fresh_store(parent: Path) -> Store:
@@ -68,10 +81,10 @@ def machine() -> list[str]:
     return lines
 
 
-def cells(store: Store) -> list[str]:
-    """What each cell did."""
+def cells(store: Store, changed: Mapping[str, str] | None = None) -> list[str]:
+    """What each cell did, with these settings in the place of its own."""
     lines = []
-    for cell in expand(load_experiment(FILE)):
+    for cell in expand(load_experiment(FILE), changed):
         status = store.run(cell.run_id).read_status()
         said = f"{cell.label} [{cell.run_id}]: {status.status}"
         if status.step:

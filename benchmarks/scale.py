@@ -6,6 +6,7 @@ the peak resident set. Growth is the exponent of the time, log10 of their ratio:
 
 plan            the grid expanded, and `rcray plan` over it
 ledger          a sweep's own: one refresh while eight cells run, all cells written
+screen          a frame on a terminal of 50 lines: the ledger's table is made and drawn, as four times a second
 book            every cell entered, every run's id kept, everything read back by another process
 report          tables and page over all runs, without figures
 """
@@ -15,7 +16,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+
+from rich.console import Console
 
 from benchmarks.aggregation import ledger_of, peak
 from benchmarks.interleaved import arguments
@@ -24,6 +28,7 @@ from rcray.store import Store
 from rcray.sweep.grid import Cell, expand
 
 _AT_ONCE = 8
+_FRAMES = 10
 _LINEAR = 1.1  # an exponent above it is more than noise and cache misses
 
 
@@ -56,6 +61,24 @@ def ledger(store: Path) -> float:
     return (time.process_time() - began) / 10
 
 
+def screen(store: Path) -> float:
+    """Returns the seconds of one frame."""
+    from rcray.progress import LedgerScreen
+    from rcray.sweep.ledger import build_ledger
+
+    _, cells = cells_of(store)
+    ledger = build_ledger(cells, Store.at(store), stopped={})
+    shown = LedgerScreen("Large")
+    shown.console = Console(force_terminal=True, width=120, height=50, file=StringIO())
+    with shown:
+        began = time.process_time()
+        for _ in range(_FRAMES):
+            shown.refresh(ledger)
+            assert shown.live
+            shown.live.refresh()
+        return (time.process_time() - began) / _FRAMES
+
+
 def book(store: Path) -> None:
     from rcray.track.book import Book
 
@@ -86,6 +109,7 @@ def timed(work: Callable[[Path], float | None], store: Path) -> float:
 PARTS: dict[str, Callable[[Path], float | None]] = {
     "plan": plan,
     "ledger": ledger,
+    "screen": screen,
     "book": book,
     "report": report,
 }
@@ -103,7 +127,7 @@ def main() -> None:
             small, large = (peak(timed, work, store) for store in stores.values())
             growth = math.log10(max(large[0], 1e-3) / max(small[0], 1e-3))
             worst = max(worst, growth)
-            figures = "   ".join(f"{seconds:7.2f} s {memory:5.0f} MB" for seconds, memory in (small, large))
+            figures = "   ".join(f"{seconds:7.3f} s {memory:5.0f} MB" for seconds, memory in (small, large))
             print(f"{name:14s} {figures}   n^{growth:.2f}")
         print(f"growth {'linear or less' if worst <= _LINEAR else 'MORE THAN LINEAR'} in every part")
     finally:

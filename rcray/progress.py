@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rcray.records.ledger import Ledger
 from rcray.records.progress import Progress as Doing
 from rcray.records.progress import read_progress
-from rcray.records.states import State
-from rcray.sweep.ledger import ledger_table
+from rcray.records.states import FINISHED, State
+from rcray.sweep.ledger import ledger_table, screen_table
 from rcray.track.delivery import Tally
 
 LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
@@ -23,13 +23,17 @@ _LOOK_SECONDS = 1.0
 
 
 class LedgerScreen:
-    """The ledger, redrawn in place on a terminal; elsewhere a line per change of status, and of progress at times."""
+    """The ledger, redrawn in place on a terminal; elsewhere a line per change of status, and of progress at times.
+
+    Of a sweep that is longer than the terminal it shows what runs, what failed and what has just finished.
+    """
 
     def __init__(self, title: str):
         self.title = title
         self.console = Console()
         self.live: Live | None = None
         self.shown: dict[str, str] = {}
+        self.finished: dict[str, None] = {}  # in the order in which it was seen
         self.begun = self.told = time.monotonic()
         self.last: Ledger | None = None
 
@@ -43,7 +47,9 @@ class LedgerScreen:
         """Shows the ledger as it is now."""
         self.last = ledger
         if self.live:
-            self.live.update(ledger_table(ledger, self.title, self._waiting(ledger)))
+            self._see_finished(ledger)
+            height = self.console.height
+            self.live.update(screen_table(ledger, self.title, height, self.finished, self._waiting(ledger)))
             return
         for entry in ledger.cells:
             if self.shown.get(entry.run_id, State.PENDING) != entry.status:
@@ -53,6 +59,9 @@ class LedgerScreen:
             self.told = time.monotonic()
             for line in ledger.doings() or filter(None, [self._waiting(ledger)]):
                 self.console.print(f"{'':10s} {line}", markup=False, highlight=False)
+
+    def _see_finished(self, ledger: Ledger) -> None:
+        self.finished |= dict.fromkeys(entry.run_id for entry in ledger.cells if entry.status in FINISHED)
 
     def _waiting(self, ledger: Ledger) -> str:
         """What is awaited while no cell is under way and some are to be."""

@@ -119,6 +119,7 @@ def diagnose(
 
     `on_pairs` is told how many it has read, of how many.
     """
+    from rcray.models.attention import read_with_attention
     from rcray.models.capabilities import use_precision
     from rcray.models.device import asked_device
     from rcray.models.load import load_model
@@ -128,6 +129,7 @@ def diagnose(
     device = asked_device(config.execution.gpus_per_worker)
     loaded = load_model(config.model, store.cache, device=device)
     use_precision(loaded.model, Precision.of(config, device))
+    read_with_attention(loaded.model, device, config.execution)
     loaded.model.eval()
     data = prepare_data(config.data, loaded.tokenizer, store.cache).train
     sample = np.arange(len(data.pairs))

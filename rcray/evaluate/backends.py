@@ -53,20 +53,23 @@ def open_transformers(loaded: LoadedModel, settings: EvaluationConfig) -> Any:
     )
 
 
-def open_vllm(directory: Path, cache: Path, settings: EvaluationConfig) -> Any:
-    """lm-eval's vLLM on a trained model's files; an adapter is put on the base its chain names."""
+def open_vllm(directory: Path, cache: Path, settings: EvaluationConfig, computes_in: str) -> Any:
+    """lm-eval's vLLM on a trained model's files, in the dtype of the run's products.
+
+    An adapter is put on the base its chain names.
+    """
     require_backend(settings)
     from lm_eval.models.vllm_causallms import VLLM
 
     rows = "auto" if settings.batch_size is None else settings.batch_size
-    return VLLM(**vllm_arguments(directory, cache), batch_size=rows)
+    return VLLM(**vllm_arguments(directory, cache, computes_in), batch_size=rows)
 
 
-def vllm_arguments(directory: Path, cache: Path) -> dict[str, Any]:
+def vllm_arguments(directory: Path, cache: Path, computes_in: str) -> dict[str, Any]:
     """Where the weights of a trained model lie, in vLLM's terms, after its chain was checked link by link."""
     record = read_chain(directory)
     config = ModelConfig.model_validate(record["model"])
-    shared = {"dtype": config.dtype, "trust_remote_code": config.trust_remote_code, "tokenizer": str(directory)}
+    shared = {"dtype": computes_in, "trust_remote_code": config.trust_remote_code, "tokenizer": str(directory)}
     if record["ours"]["state"] != ACTIVE:
         require_own(record, directory)
         return {"pretrained": str(directory), **shared}

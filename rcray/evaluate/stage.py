@@ -234,7 +234,8 @@ class Subject:
             if self.settings.backend == "vllm":
                 self._model = None  # the device must hold the model once
                 self.loads += 1
-                self._harness = open_vllm(self.run.final, self.store.cache, self.settings)
+                dtype = str(self.trained_in.compute).removeprefix("torch.")
+                self._harness = open_vllm(self.run.final, self.store.cache, self.settings, dtype)
             else:
                 loaded = self._loaded()
                 self.fault = model_fault(loaded.model, loaded.tokenizer)
@@ -257,18 +258,26 @@ class Subject:
 
         return evaluated_on(self.config.execution.gpus_per_worker, self.settings.gpus)
 
+    @cached_property
+    def trained_in(self) -> Any:
+        """What its products were computed in, and are here."""
+        from rcray.models.precision import Precision
+
+        return Precision.of(self.config, self.device, self.run.read_status().device)
+
     def _precision(self) -> AbstractContextManager[Any]:
-        """What its products are computed in; vLLM decides for itself."""
+        """The context for that; vLLM was told its dtype."""
         from rcray.models.capabilities import capabilities_of
 
         return nullcontext() if self._model is None else capabilities_of(self._model.model).precision()
 
     def _in_precision(self, loaded: Any) -> Any:
-        """The model, to be run in the precision it was trained in."""
+        """The model, to be run in the precision it was trained in, packed rows by the kernel that is best there."""
+        from rcray.models.attention import read_with_attention
         from rcray.models.capabilities import use_precision
-        from rcray.models.precision import Precision
 
-        use_precision(loaded.model, Precision.of(self.config, self.device, self.run.read_status().device))
+        use_precision(loaded.model, self.trained_in)
+        read_with_attention(loaded.model, self.device, self.config.execution)
         return loaded
 
     def _samples(self) -> list[MetricRow]:

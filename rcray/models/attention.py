@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rcray.config.training import ExecutionConfig
 from rcray.data.batch import collate
 from rcray.data.encoded import EncodedPair
 from rcray.data.layout import packed
 from rcray.errors import ConfigError
 from rcray.faults import classify
 from rcray.models.capabilities import capabilities_of, try_again
-from rcray.models.forward import FLEX, heads_of
+from rcray.models.forward import FLEX, attention_of, heads_of
 from rcray.models.precision import Precision
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,18 @@ def use_attention(model: Any, device: torch.device, asked: Literal["auto", "sdpa
             use_flex_attention(model, device)
         else:
             log.warning("packed rows are read by SDPA under a mask: FlexAttention does not work here: %s", problem)
+
+
+def read_with_attention(model: Any, device: torch.device, execution: ExecutionConfig) -> None:
+    """The same for forwards alone, of a run's reference or its evaluation; on a CPU the model stays as it is."""
+    if device.type == "cuda":
+        use_attention(model, device, execution.attention, packs=execution.prompt_sharing != "off")
+
+
+def attend_alike(model: Any, other: Any) -> None:
+    """Gives a copy of another model its kernel of packed rows; it was tried there."""
+    if attention_of(other) == FLEX:
+        set_flex_attention(model)
 
 
 def compile_anew() -> None:

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Tokens of one forward, padding included: enough to fill the device, few enough to stay small beside the weights.
 TOKENS = {"cpu": 2048, "cuda": 16384}
+#: The most where a forward can neither be halved nor made again; what an optimizer step holds is there, too.
+FIXED_TOKENS = 4096
 #: Of a wide model on a CPU, which fewer fill: those that lie in one forward are then closer in length.
 WIDE_TOKENS = 768
 
@@ -122,12 +124,13 @@ def plain_sums(
 ) -> Tensor:
     """The same with a forward a side, always cut alike: for compiled blocks, and for shards that move together.
 
-    None of them can be halved: it would be another shape, or the other workers would not know.
+    None of them can be halved: it would be another shape, or the other workers would not know. So they are smaller.
     """
+    tokens = min(FIXED_TOKENS, budget(model, device))
     place = {int(i): column for column, i in enumerate(index)}
     all_sums = torch.empty(4, len(place), dtype=torch.float64)
     with torch.no_grad(), capabilities_of(model).precision():
-        for rows in token_batches(lengths, list(place), budget(model, device)):
+        for rows in token_batches(lengths, list(place), tokens):
             sums = _side_sums(model, collate(pairs, rows).to(device), watch)
             all_sums[:, torch.tensor([place[i] for i in rows])] = sums.double().cpu()
     return all_sums
@@ -150,6 +153,7 @@ def batch_sums(
     if not allowed.plain_head:
         return _side_sums(model, batch.to(device), watch)
     layout = laid_out(batch, allowed).to(device)
+    allowed.packed_forwards += layout.packed
     logp, _ = answer_logps(model, layout, on_logits=watch.first(layout.split) if watch else None)
     sums = [layout.matrix(logp, side).sum(1) for side in (CHOSEN, REJECTED)]
     return torch.stack([*sums, *layout.counts.to(logp.dtype)])

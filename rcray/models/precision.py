@@ -15,7 +15,7 @@ import torch
 
 from rcray.config import RunConfig
 from rcray.errors import ConfigError
-from rcray.records.status import Device
+from rcray.records.status import Device, RunStatus
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,23 @@ class Precision:
         # their products and attention to the precision of the others.
         mixed = config.model.trains_adapters or config.model.dtype != name
         return cls(getattr(torch, name), device.type, name != "float32" and mixed, asked == "tf32")
+
+    @classmethod
+    def going_on(cls, config: RunConfig, device: torch.device, status: RunStatus) -> "Precision":
+        """That of a run to be trained: of the steps that were made already, wherever, else as this device decides.
+
+        Raises:
+            ConfigError: this device has no such arithmetic; steps in two precisions would be no one run.
+        """
+        trained = status.device if status.step else None
+        precision = cls.of(config, device, trained)
+        if trained and precision.compute == torch.bfloat16 and not _has_bfloat16(device, asked=False):
+            raise ConfigError(
+                f"train.precision: {config.train.precision!r}, and {status.step} steps of this run were made in "
+                f"bfloat16 on {trained.name}; this {device.type} has no bfloat16 arithmetic",
+                fix="let it go on on such a card, or set train.precision: float32, which is another run on any card",
+            )
+        return precision
 
     @classmethod
     def of_weights(cls, model: Any) -> "Precision":

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rcray.config import content_key
+from rcray.config import RunConfig, content_key
 from rcray.config.model import ModelConfig
 from rcray.config.models import MODELS, embedded_models
 from rcray.data.sources import find_local
@@ -107,6 +107,23 @@ def locate_tokenizer(config: ModelConfig, cache: Path) -> Path:
         if (adapter / "tokenizer_config.json").is_file():  # it has the template the adapter was trained with
             return adapter
     return _directory(config.origin, config.revision, _TOKENIZER_FILES, _no_base(config))
+
+
+def with_cached_shape(config: RunConfig) -> RunConfig:
+    """The same run, its model named by where the hub's cache has it, if that is what tells its shape; else itself."""
+    from huggingface_hub import try_to_load_from_cache
+
+    model = config.model
+    if model.shape is not None or find_local(model.origin) is not None:
+        return config
+    try:
+        cached = try_to_load_from_cache(model.origin, "config.json", revision=model.revision)
+    except ValueError:  # a path is no hub id
+        return config
+    if not isinstance(cached, str):
+        return config
+    located = model.model_copy(update={"source": str(Path(cached).parent)})
+    return config.model_copy(update={"model": located})
 
 
 def _quantized_copy(name: str, cache: Path) -> Path:

@@ -71,7 +71,7 @@ def estimate(config: RunConfig, gpu: Accelerator = ACCELERATORS[DEFAULT]) -> Cos
     tokens = None if pairs is None else 2 * pairs * sequence_tokens(config) * config.train.epochs
     flops = None if shape is None or tokens is None else tokens * _shared(config) * flops_per_token(config, shape)
     if shape is not None and flops is not None:
-        flops += _forwards(config) * 2 * sequence_tokens(config) * forward_flops(shape)
+        flops += _forwards(config, pairs or 0) * 2 * sequence_tokens(config) * forward_flops(shape)
     hours = None if flops is None or pairs is None else _hours(config, flops, pairs, gpu)
     train_bytes = None if shape is None else train_memory(config, shape, longest_sequence(config))
     gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
@@ -106,10 +106,14 @@ def forward_flops(shape: Shape) -> float:
     return float(2 * (shape.body + shape.vocabulary * shape.hidden))
 
 
-def _forwards(config: RunConfig) -> float:
-    """Pairs that are forwarded without a gradient: held-out ones before and after, the probes. Not the reference."""
-    looks = 1 + (config.total_steps or 0) // config.train.probe_every
-    return 2 * config.data.eval_pairs + looks * config.train.probe_pairs
+def _forwards(config: RunConfig, pairs: int) -> float:
+    """Pairs that are forwarded without a gradient: held-out ones before and after, the probes. Not the reference.
+
+    `pairs`: to train on; as many steps as they make.
+    """
+    steps = config.train.steps(pairs) if config.total_steps is None else config.total_steps
+    probes = 1 + steps // config.train.probe_every
+    return 2 * config.data.eval_pairs + probes * config.train.probe_pairs
 
 
 def reference_hours(config: RunConfig, gpu: Accelerator = ACCELERATORS[DEFAULT]) -> float | None:

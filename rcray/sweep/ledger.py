@@ -1,5 +1,6 @@
 """A sweep's ledger from its cells and their runs, and how it is shown."""
 
+import heapq
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rcray.errors import StoreError
-from rcray.records.ledger import Ledger, LedgerEntry, LedgerFile, read_stopped
+from rcray.records.ledger import LEDGER, Ledger, LedgerEntry, LedgerFile, read_stopped
 from rcray.records.progress import TRAINING, read_progress
 from rcray.records.states import UNSUCCESSFUL, State
 from rcray.records.status import RunStatus, disagreement, winner_lost
@@ -15,6 +16,8 @@ from rcray.secrets import redact
 from rcray.store import RunDir, Store
 from rcray.sweep.grid import Cell
 
+MANY = 200  # cells; of more a table shows those that failed
+_FRAME = 7  # lines of a table beside its cells and its caption: title, heads in two lines, rules
 _COLOURS = {
     State.OK: "green",
     State.CACHED: "cyan",
@@ -135,8 +138,53 @@ def _outcome(cell: Cell, record: RunStatus) -> tuple[str, ...]:
     return winner_lost(record), bands if record.status is State.OK else ""
 
 
-def ledger_table(ledger: Ledger, title: str, waiting: str = "") -> Any:
-    """A rich table of every cell; a star marks one with a note. `waiting`: a last line."""
+def ledger_table(ledger: Ledger, title: str) -> Any:
+    """A rich table of every cell; a star marks one with a note. Of many cells those that failed, and all counted."""
+    if len(ledger.cells) <= MANY:
+        return _table(ledger.cells, title, [ledger.summary(), *ledger.notes(), *ledger.doings()])
+    failed = [entry for entry in ledger.cells if entry.status in UNSUCCESSFUL]
+    left_out = f"{len(ledger.cells) - len(failed[:MANY]):,} cells are not shown: {LEDGER} has all"
+    return _table(failed[:MANY], title, [ledger.summary(), left_out, *ledger.notes()])
+
+
+def screen_table(ledger: Ledger, title: str, height: int, latest: Collection[str] = (), waiting: str = "") -> Any:
+    """The same of a sweep under way, in so many lines: those that run, that failed, and the last that finished.
+
+    Args:
+        ledger: as it is now.
+        title: above it.
+        height: lines there are; a small sweep is shown whole.
+        latest: runs in the order in which they finished.
+        waiting: a last line.
+    """
+    last = [*filter(None, [waiting])]
+    caption = [ledger.summary(), *ledger.notes(), *ledger.doings(), *last]
+    if len(ledger.cells) + len(caption) + _FRAME <= height:
+        return _table(ledger.cells, title, caption)
+    room = max(1, height - _FRAME - 2 - len(last))  # beside the tally and how many are not shown
+    doings = ledger.doings()[: room // 3]
+    shown = _most_telling(ledger.cells, room - len(doings), latest)
+    noted = sum(bool(entry.note) for entry in ledger.cells)
+    left_out = f"{len(shown)} of {len(ledger.cells):,} cells are shown" + (f"; {noted:,} have a note" if noted else "")
+    return _table(shown, title, [ledger.summary(), f"{left_out}; {LEDGER} has all", *doings, *last])
+
+
+def _most_telling(cells: Sequence[LedgerEntry], room: int, latest: Collection[str]) -> list[LedgerEntry]:
+    """Of so many cells, in their order, those that a reader waits for."""
+    finished = {run_id: -place for place, run_id in enumerate(latest)}
+
+    def rank(place: int) -> tuple[int, int]:
+        entry = cells[place]
+        if entry.status is State.RUNNING:
+            return 0, place
+        if entry.status in UNSUCCESSFUL:
+            return 1, place
+        return (2, finished[entry.run_id]) if entry.run_id in finished else (3, place)
+
+    return [cells[place] for place in sorted(heapq.nsmallest(room, range(len(cells)), key=rank))]
+
+
+def _table(cells: Sequence[LedgerEntry], title: str, caption: Sequence[str]) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -144,7 +192,7 @@ def ledger_table(ledger: Ledger, title: str, waiting: str = "") -> Any:
     table = Table(
         title=Text(title),
         title_justify="left",
-        caption=Text("\n".join([ledger.summary(), *ledger.notes(), *ledger.doings(), *filter(None, [waiting])])),
+        caption=Text("\n".join(caption)),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -155,7 +203,7 @@ def ledger_table(ledger: Ledger, title: str, waiting: str = "") -> Any:
     table.add_column("head band", justify="right", min_width=4)  # the title breaks before labels do
     table.add_column("s", justify="right", no_wrap=True)
     table.add_column("run", no_wrap=True)
-    for entry in ledger.cells:
+    for entry in cells:
         total = "?" if entry.total_steps is None else entry.total_steps
         table.add_row(
             Text(entry.label),

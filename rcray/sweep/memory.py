@@ -49,7 +49,28 @@ def peak_key(config: RunConfig, *, looks: bool = False) -> str:
     kept += ", distributions" if reads_distributions(config) else ""
     kept += ", full scores" if config.calibration.scores == "full" or config.calibration.record_full else ""
     kept += ", looks" if config.calibration.look_every or looks else ""
+    kept += _unlike_measured(config)
     return f"{model.name} {model.method}{adapters}{stored} in {8 * BYTES[config.compute_dtype]}-bit products, {kept}"
+
+
+def _unlike_measured(config: RunConfig) -> str:
+    """What a cell has otherwise than all that were measured: AdamW, adapters at every linear layer, no branch kept."""
+    model, optimizer, shape = config.model, config.train.optimizer, config.model.shape
+    other = f", {optimizer}" if optimizer != "adamw" else ""
+    if keeps_branches(config):
+        other += ", branches of a step"
+    if shape is not None and model.trains_adapters:
+        targets = model.lora.targets
+        partly = shape.adapters(1, targets) != shape.adapters(1, "all-linear")
+        other += f", at {' '.join(targets)}" if partly else ""
+    return other
+
+
+def keeps_branches(config: RunConfig) -> bool:
+    """Whether both sides' gradients are kept from micro-batch to micro-batch, to be weighed when all are known."""
+    train, calibration = config.train, config.calibration
+    several = calibration.granularity == "step" and train.batch_size > train.micro_batch_size
+    return calibration.enabled and not calibration.steers_by_update and several
 
 
 def reads_distributions(config: RunConfig) -> bool:
@@ -70,6 +91,11 @@ def known_peak(config: RunConfig) -> Peak | None:
     return peaks.get(peak_key(config)) or peaks.get(peak_key(config, looks=True))
 
 
+def is_measured(config: RunConfig) -> bool:
+    """Whether nothing of a GPU cell's memory is by rule."""
+    return known_peak(config) is not None and not is_sharded(config)
+
+
 def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | None = None) -> float:
     """Bytes on one worker's device: weights, gradients, the optimizer's moments, activations of one micro-batch.
 
@@ -86,8 +112,32 @@ def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | Non
         return ruled_peak(config, shape).at(tokens)
     extra = extra_weights(config, shape) if peak is None else 0.0  # its own step has them
     peak = peak or known_peak(config) or ruled_peak(config, shape)
-    alive = max(peak.at(tokens), _weights(config, shape) + FORWARD_TOKENS * forward_bytes(config, shape))
+    weights, spared = _weights(config, shape), elsewhere(config, shape, peak.fixed)
+    forward = weights - elsewhere(config, shape, weights) + FORWARD_TOKENS * forward_bytes(config, shape)
+    alive = max(peak.at(tokens) - spared, forward)
     return alive * ALLOCATOR + extra + GPU_CONTEXT_BYTES
+
+
+def is_sharded(config: RunConfig) -> bool:
+    """Whether FSDP spreads a model over several workers."""
+    return config.execution.parallel == "fsdp" and config.execution.workers > 1
+
+
+def elsewhere(config: RunConfig, shape: Shape, fixed: float) -> float:
+    """Of the bytes that are there whatever the pairs are, those that FSDP keeps on the other workers.
+
+    Whole on each are the head, adapters with their moments, and two blocks at a time, gathered to be computed.
+    """
+    if not is_sharded(config):
+        return 0.0
+    head = shape.vocabulary * shape.hidden
+    if config.model.trains_adapters:
+        sharded = frozen_bytes(config, shape) - head * BYTES[config.model.dtype]
+        gathered = frozen_bytes(config, shape) - shape.embeddings * BYTES[config.model.dtype]
+    else:
+        sharded = fixed * (1 - head / shape.parameters)
+        gathered = float(shape.body * BYTES[config.compute_dtype])
+    return max(0.0, sharded * (1 - 1 / config.execution.workers) - 2 * gathered / shape.layers)
 
 
 def forward_bytes(config: RunConfig, shape: Shape) -> float:
@@ -156,7 +206,8 @@ def ruled_peak(config: RunConfig, shape: Shape) -> Peak:
     fixed = _weights(config, shape) + training_bytes(config, shape)
     if not model.trains_adapters:
         fixed += shape.parameters * products * (products != dtype)  # autocast's copy
-        fixed += shape.parameters * dtype * 2 * bool(config.calibration.look_every)  # both branches of the gradient
+        branches = bool(config.calibration.look_every) or keeps_branches(config)
+        fixed += shape.parameters * dtype * 2 * branches  # both sides' gradients
     block = ACTIVATION_VALUES * shape.hidden
     kept = shape.layers * block
     if config.execution.gradient_checkpointing:  # and in the block that is computed again, its gradients

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rcray.config import Experiment
+from rcray.config import Experiment, RunConfig
 from rcray.config.datasets import SOURCES
 from rcray.data.survey import survey
 from rcray.errors import ConfigError
@@ -24,7 +24,7 @@ from rcray.sweep.cost import (
     training_pairs,
 )
 from rcray.sweep.grid import Cell
-from rcray.sweep.memory import Peak, known_peak, pretended_peak, train_memory
+from rcray.sweep.memory import Peak, is_measured, is_sharded, pretended_peak, train_memory
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
@@ -134,7 +134,7 @@ def make_plan(
             if known is None:
                 run = Store.at(store).run(cell.run_id)
                 state = state_now(run.path, run.read_status().status)  # as it stands: a plan changes nothing
-                by_rule = bool(cell.config.execution.gpus_per_worker) and known_peak(cell.config) is None
+                by_rule = bool(cell.config.execution.gpus_per_worker) and not is_measured(cell.config)
                 known = PlannedCell(cell, state, estimate(cell.config, gpu), by_rule=by_rule)
                 cells[cell.run_id] = known
             elif known.cell.config.execution != cell.config.execution:
@@ -153,6 +153,7 @@ def make_plan(
 def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
     """The plan with hours and memory from timed micro-batches: one for all cells that cost the same per pair."""
     from rcray.models.device import why_no_gpu
+    from rcray.models.sources import with_cached_shape
     from rcray.sweep.measure import Measured, measure_apart, measurement_key
 
     measured: dict[str, Measured] = {}
@@ -162,34 +163,40 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
         config = planned.cell.config
         key = measurement_key(config)
         on_gpu = bool(config.execution.gpus_per_worker)
-        memory = _pretended_memory(planned, peaks, say) if on_gpu else None
-        if memory is not None:
-            planned.cost, planned.by_rule = replace(planned.cost, train_bytes=memory), False
-        if on_gpu and no_gpu:
-            continue
-        if key not in measured:
+        if key not in measured and not (on_gpu and no_gpu):
             say(f"measuring a micro-batch of {planned.cell.label}")
             measured[key] = measure_apart(config, store)
+        if on_gpu:
+            config = with_cached_shape(config)  # of a hub id: a download tells it
+            if config is not planned.cell.config:
+                planned.cost = estimate(config, plan.gpu)
+            memory = _pretended_memory(planned.cell.label, config, peaks, say)
+            if memory is not None:
+                planned.cost, planned.by_rule = replace(planned.cost, train_bytes=memory), is_sharded(config)
+        if key not in measured:
+            continue
         seen, cost = measured[key], planned.cost
         hours = seen.hours(config)
         gpus = config.execution.gpus_per_worker * max(1, config.execution.workers)
         planned.steps = config.train.steps(seen.pairs)
-        # A card is timed; what it held is that of typical pairs, and the longest must find room.
-        held = cost.train_bytes if on_gpu else seen.peak_bytes
+        # A card is timed; what it held is that of typical pairs, and the longest must find room, where that is known.
+        held = cost.train_bytes if on_gpu and cost.train_bytes is not None else seen.peak_bytes
         planned.cost = replace(cost, hours=hours, gpu_hours=hours * gpus, train_bytes=held)
     return replace(plan, measured=True)
 
 
-def _pretended_memory(planned: PlannedCell, peaks: dict[str, Peak | None], say: Callable[[str], None]) -> float | None:
+def _pretended_memory(
+    label: str, config: RunConfig, peaks: dict[str, Peak | None], say: Callable[[str], None]
+) -> float | None:
     """What a cell's own step holds on a pretended GPU, with its longest pairs; None where that cannot be made."""
     from rcray.sweep.measure import measurement_key
 
-    config, shape = planned.cell.config, planned.cell.config.model.shape
+    shape = config.model.shape
     if shape is None:
         return None
     key = f"{measurement_key(config)} {config.objective.model_dump_json()}"
     if key not in peaks:
-        say(f"making a step of {planned.cell.label} on a pretended GPU")
+        say(f"making a step of {label} on a pretended GPU")
         try:
             peaks[key] = pretended_peak(config)
         except ConfigError as error:

@@ -130,6 +130,7 @@ def _reference_task(settings: dict[str, Any], store: Store) -> int:
 def compute_reference(settings: dict[str, Any], store: Store) -> int:
     """One task: takes shards until none is left; returns the number of pairs."""
     from rcray.data.prepare import prepare_data
+    from rcray.models.attention import read_with_attention
     from rcray.models.capabilities import use_precision
     from rcray.models.device import asked_device
     from rcray.models.load import load_model
@@ -140,5 +141,6 @@ def compute_reference(settings: dict[str, Any], store: Store) -> int:
     device = asked_device(config.execution.gpus_per_worker)
     loaded = load_model(config.model, store.cache, seed=config.train.seed, device=device)
     use_precision(loaded.model, Precision.of(config, device))
+    read_with_attention(loaded.model, device, config.execution)
     data = prepare_data(config.data, loaded.tokenizer, store.cache).train
     return len(reference_logps(loaded, data, store.cache, device).sum_w)

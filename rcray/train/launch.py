@@ -26,7 +26,9 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own notices
 
 log = logging.getLogger(__name__)
 
-WORKER_RETRIES = 2  # lost workers or nodes; deterministic errors end a run at once
+WORKER_RETRIES = 2  # of a group, by Ray, which counts all losses alike; deterministic errors end a run at once
+NODE_RETRIES = 20  # times that these are given anew, because a node was lost meanwhile
+NODE_LOSS_SECONDS = 30.0  # until a node that is gone is known to be: its processes are missed first
 
 
 def is_finished(run: RunDir) -> bool:
@@ -101,22 +103,64 @@ def launch(
     resources = {"CPU": execution.cpus_per_worker}
     if on_gpu:
         resources["GPU"] = execution.gpus_per_worker
-    trainer = TorchTrainer(
-        worker_loop,  # type: ignore[arg-type]  # returns rank 0's status
-        train_loop_config={"job": job},
-        # Inside this process there is no group to set up, and asked for its device Ray would start a cluster.
-        torch_config=GroupConfig(backend="nccl" if on_gpu and not job.inside else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=execution.workers, use_gpu=on_gpu, resources_per_worker=None if job.inside else resources
-        ),
-        run_config=TrainRunConfig(
-            name=f"{key}-{job.attempt[:8]}",  # a name of its own: resuming is ours, not Ray's
-            storage_path=str(store.root / "ray"),
-            failure_config=FailureConfig(max_failures=0 if job.inside else WORKER_RETRIES),
-            callbacks=callbacks,
-        ),
-    )
-    trainer.fit()
+
+    def train(number: int) -> None:
+        again = f"-{number}" if number else ""
+        TorchTrainer(
+            worker_loop,  # type: ignore[arg-type]  # returns rank 0's status
+            train_loop_config={"job": job},
+            # Inside this process there is no group to set up, and asked for its device Ray would start a cluster.
+            torch_config=GroupConfig(backend="nccl" if on_gpu and not job.inside else "gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=execution.workers, use_gpu=on_gpu, resources_per_worker=None if job.inside else resources
+            ),
+            run_config=TrainRunConfig(
+                name=f"{key}-{job.attempt[:8]}{again}",  # a name of its own: resuming is ours, not Ray's
+                storage_path=str(store.root / "ray"),
+                failure_config=FailureConfig(max_failures=0 if job.inside else WORKER_RETRIES),
+                callbacks=callbacks,
+            ),
+        ).fit()
+
+    if job.inside:
+        train(0)
+    else:
+        outlive_nodes(train)
     if mirror:  # the workers may have written on another node
         mirror.pull()
     return run.recover_status()
+
+
+def outlive_nodes(train: Callable[[int], None]) -> None:
+    """Trains with a group of workers, and again where it was lost for good while a node was lost.
+
+    Ray counts the loss of a node, such as a spot instance that was taken away, like that of a process. `train` is told
+    how often it was called before.
+    """
+    from ray.train import WorkerGroupError
+
+    for number in range(NODE_RETRIES + 1):
+        before = _nodes()
+        try:
+            return train(number)
+        except WorkerGroupError:
+            if number == NODE_RETRIES or not _lost_one_of(before):
+                raise
+            log.warning("a node was lost, and the group of workers with it; it goes on from its checkpoint")
+
+
+def _nodes() -> set[str]:
+    """Those that are there."""
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]} if ray.is_initialized() else set()
+
+
+def _lost_one_of(nodes: set[str]) -> bool:
+    """Whether one is gone, or is found to be within a moment."""
+    until = time.monotonic() + NODE_LOSS_SECONDS
+    while nodes <= _nodes():
+        if len(nodes) < 2 or time.monotonic() > until:
+            return False
+        time.sleep(1.0)
+    return True

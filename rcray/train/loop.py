@@ -311,7 +311,7 @@ class Training:
             data=self.data.report.summary(),
             data_fingerprint=self.data.fingerprint(),
             writer=Writer(platform.node(), os.getpid()),
-            device=device_record(policy.model, policy.device, packs=policy.share_prompts != "off"),
+            device=device_record(policy.model, policy.device),
             updated=time.time(),
         )
 
@@ -324,7 +324,7 @@ def prepare(job: Job, rank: int, workers: int) -> Training:
     if device.type == "cpu":
         torch.set_num_threads(max(1, int(config.execution.cpus_per_worker)))
     check_pairs(config.data)  # before any weights are read
-    precision = Precision.of(config, device)
+    precision = Precision.going_on(config, device, job.run.recover_status())
     to_shard = config.execution.parallel == "fsdp"
     loaded = load_model(config.model, job.store.cache, seed=config.train.seed, device=device, to_shard=to_shard)
     use_precision(loaded.model, precision)

@@ -30,6 +30,7 @@ from rcray.data.layout import CHOSEN, REJECTED, LaidOut, Layout, longest_row, on
 from rcray.errors import DegenerateRunError
 from rcray.models.adapters import adapters_off
 from rcray.models.blocks import AdapterBlock
+from rcray.models.capabilities import capabilities_of
 from rcray.models.forward import Flow, answer_logps, cutting, unfolding, watching
 from rcray.models.load import CPU
 from rcray.models.reference import ReferenceLogps
@@ -97,6 +98,7 @@ class ReadOff:
         laid_out = lay_out(policy, batch, apart)
         self.real_tokens = sum(layout.tokens for layout in laid_out)  # counted here: on a GPU it would wait for it
         self.computed_tokens = sum(layout.padded for layout in laid_out)
+        capabilities_of(policy.model).packed_forwards += sum(layout.packed for layout in laid_out)
         layouts = [layout.to(policy.device) for layout in laid_out]
         known = policy.objective.formula.statistics is None
         weights = [_token_weights(policy, layout) if known else None for layout in layouts]
@@ -221,10 +223,7 @@ def _token_logps(policy: Policy, layouts: list[Layout], logps: list[Tensor]) -> 
 
 
 def with_reference(policy: Policy, batch: Batch, pairs: PairLogps) -> PairLogps:
-    """The cached likelihoods of the reference beside the policy's, where they are read from the cache.
-
-    With them comes what else an objective of both reads of a micro-batch.
-    """
+    """The cached likelihoods of the reference, if any, beside the policy's, and what else objectives of both read."""
     if policy.reference is None or policy.live_reference is not None:
         return pairs
     index = batch.index if policy.on_cpu else moved(batch.index, policy.device)

@@ -17,7 +17,7 @@ from rcray.config.training import TrainConfig
 from rcray.data.encoded import EncodedPairs
 from rcray.data.schedule import Schedule
 from rcray.errors import ConfigError
-from rcray.models.attention import use_attention
+from rcray.models.attention import attend_alike, use_attention
 from rcray.models.blocks import blocks_of
 from rcray.models.capabilities import capabilities_of, use_liger
 from rcray.models.forward import body_of
@@ -46,10 +46,12 @@ def step_state(
 ) -> StepState:
     """Everything a step needs; the reference is computed or found before the model is sharded."""
     reference = frozen = None
+    execution = config.execution
+    use_attention(loaded.model, device, execution.attention, packs=execution.prompt_sharing != "off")
     traits = config.objective.traits
     if config.needs_reference:
         if traits.token_level or has_baseline(config):  # cached sums are not enough: keep the frozen model itself
-            frozen = loaded.model if config.model.trains_adapters else _frozen_copy(config, store, device)
+            frozen = loaded.model if config.model.trains_adapters else _frozen_copy(config, store, loaded.model, device)
         if not traits.token_level:
             reference = reference_logps(loaded, data, store.cache, device).to(device)
     return with_references(config, loaded.model, data, schedule, device, workers, rank, reference, frozen)
@@ -75,7 +77,6 @@ def with_references(
     calibration, train, execution = config.calibration, config.train, config.execution
     objective = build_objective(config.objective)
     traits = objective.params.traits
-    use_attention(model, device, execution.attention, packs=execution.prompt_sharing != "off")
     if execution.liger:
         use_liger(model, device)
     reads_off = not (traits.needs_reference_distribution or calibration.record_full)
@@ -179,8 +180,10 @@ def guard_of(config: RunConfig, data: EncodedPairs, *, says: bool = True) -> Gua
     return Guard((calibration.guard or WINNER_GUARD) * tokens, acts, says)
 
 
-def _frozen_copy(config: RunConfig, store: Store, device: torch.device) -> Any:
-    return load_model(config.model, store.cache, device=device).model.eval().requires_grad_(False)
+def _frozen_copy(config: RunConfig, store: Store, model: Any, device: torch.device) -> Any:
+    frozen = load_model(config.model, store.cache, device=device).model.eval().requires_grad_(False)
+    attend_alike(frozen, model)
+    return frozen
 
 
 def build_optimizer(

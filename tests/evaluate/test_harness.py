@@ -265,10 +265,10 @@ def test_vllm_gets_the_weights_the_chain_names(store, tmp_path, method):
     save_trained(loaded, tmp_path / "final")
     if method == "qlora":
         with pytest.raises(ConfigError, match="another base than the 4-bit one"):
-            vllm_arguments(tmp_path / "final", store.cache)
+            vllm_arguments(tmp_path / "final", store.cache, "bfloat16")
         return
-    arguments = vllm_arguments(tmp_path / "final", store.cache)
-    assert arguments["tokenizer"] == str(tmp_path / "final") and arguments["dtype"] == "float32"
+    arguments = vllm_arguments(tmp_path / "final", store.cache, "bfloat16")
+    assert arguments["tokenizer"] == str(tmp_path / "final") and arguments["dtype"] == "bfloat16"
     if method == "full":
         assert arguments["pretrained"] == str(tmp_path / "final") and "lora_local_path" not in arguments
     else:
@@ -276,7 +276,7 @@ def test_vllm_gets_the_weights_the_chain_names(store, tmp_path, method):
         assert (arguments["lora_local_path"], arguments["max_lora_rank"]) == (str(tmp_path / "final"), 2)
     next((tmp_path / "final").glob("*.safetensors")).unlink()
     with pytest.raises(ModelError, match="chain is incomplete"):
-        vllm_arguments(tmp_path / "final", store.cache)
+        vllm_arguments(tmp_path / "final", store.cache, "bfloat16")
 
 
 # -- aggregates

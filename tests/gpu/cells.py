@@ -18,9 +18,9 @@ TYPICAL = (180, 300, 260)
 #: Two layers stand for all: what a step waits for and computes in does not depend on how many there are.
 LAYERS = 2
 PRESETS = paper_models()
-#: One of each family, and of what they read: margins without a reference, tokens, whole distributions, the unpaired
-#: with a baseline of their own, cures with a term of the chosen answer, and those that TRL has beside.
-FAMILIES = ("simpo", "ti-dpo", "tdpo", "kto", "rpo", "exo")
+#: One of each family, and of what they read: margins without a reference, tokens, whole distributions, cures with a
+#: term of the chosen answer, and those that TRL has beside. The unpaired, with their baseline, are a cell of their own.
+FAMILIES = ("simpo", "ti-dpo", "tdpo", "rpo", "exo")
 
 
 def cell(model, objective="dpo", *, rc=True, lengths=TYPICAL, layers=LAYERS, looking=False, **settings):
@@ -41,35 +41,31 @@ KTO = {"name": "kto", "baseline": "kl"}
 BETWEEN = sum(LONGEST) // 2
 LONG = (20, BETWEEN - 20, BETWEEN - 20)
 LOOK = {"calibration": {"look_every": 10}, "looking": True}
-#: What the plan is held to: the presets as they resolve, with a look, and what holds more or less than they do.
-PLANNED = {
-    "pythia-410m": ("pythia-410m", {**LOOK}),
-    "no looks, full": ("pythia-410m", {}),
-    "no looks": ("mistral-7b", {}),
-    "no looks, pythia-2.8b": ("pythia-2.8b", {}),
-    "no looks, qwen2.5-7b": ("qwen2.5-7b", {}),
-}
-#: The same, where it takes longer: looks at many layers, activations that are kept, distributions, other models beside.
+#: What the plan is held to: the presets as they resolve, with a look.
+PLANNED = {name: (name, {**LOOK}) for name in PRESETS}
+#: What holds more or less than they do: without looks, activations that are kept, distributions, other models beside.
 PLANNED_SLOWLY = {
-    **{name: (name, {**LOOK}) for name in PRESETS if name not in PLANNED},
+    "no looks": ("mistral-7b", {}),
+    "no looks, full": ("pythia-410m", {}),
     "kept": ("mistral-7b", {**LOOK, "execution": {"gradient_checkpointing": False}}),
     "distributions": ("pythia-410m", {**LOOK, "objective": "tdpo"}),
     "live reference": ("pythia-410m", {"objective": "ti-dpo"}),
     "baseline": ("pythia-410m", {"objective": {"name": "kto", "baseline": "kl"}}),
 }
+#: From so many layers on each of these adds the same already; `few_layers` is of any model.
+FEWER = {"mistral-7b": 4, "qwen2.5-7b": 3}
 
 
 def planned(name, *, more=0, whole=False):
     """A cell of long pairs in the fewest layers that tell of all, in some `more`, or in all."""
     model, settings = {**PLANNED, **PLANNED_SLOWLY}[name]
     config = RunConfig.model_validate(cell(model, **copy.deepcopy(settings))["config"])
-    layers = None if whole else few_layers(config) + more
+    layers = None if whole else FEWER.get(name, few_layers(config)) + more
     return cell(model, lengths=LONG, layers=layers, **copy.deepcopy(settings))
 
 
 CELLS = {
     **{name: planned(name) for name in PLANNED},
-    **{f"preset {name}": cell(name) for name in PRESETS},
     "full float32": cell("pythia-410m", train={"precision": "float32"}),
     "qlora plain": cell("mistral-7b", rc=False),
     "qlora official": cell("mistral-7b", fidelity="official"),
@@ -77,7 +73,6 @@ CELLS = {
     "step": cell("mistral-7b", calibration={"granularity": "step"}, train={"micro_batch_size": 2}),
     "scores full": cell("mistral-7b", calibration={"scores": "full"}),
     "kto, baseline": cell("mistral-7b", KTO, train={"micro_batch_size": 2}),
-    "kto, baseline, full": cell("pythia-410m", KTO),
     "rows": cell("mistral-7b", execution={"prompt_sharing": "off"}),
 }
 #: Steps of runs that take looks, with one and between two.
@@ -85,7 +80,6 @@ UPDATE = {"kind": "update", "look_every": 10}
 CELLS |= {
     "look, update": cell("mistral-7b", calibration=UPDATE, looking=True),
     "look, update, full": cell("pythia-410m", calibration=UPDATE, looking=True),
-    "between, update": cell("mistral-7b", calibration=UPDATE),
 }
 SLOW_CELLS = {
     **{name: planned(name) for name in PLANNED_SLOWLY},
@@ -93,6 +87,7 @@ SLOW_CELLS = {
     "look, published": cell("mistral-7b", calibration={"look_every": 10}, looking=True),
     "look, none": cell("mistral-7b", rc=False, calibration={"look_every": 10}, looking=True),
     "look, scores full": cell("mistral-7b", calibration={"look_every": 10, "scores": "full"}, looking=True),
+    "between, update": cell("mistral-7b", calibration=UPDATE),
     "between, none": cell("mistral-7b", rc=False, calibration={"look_every": 10}),
 }
 ALL = {**CELLS, **SLOW_CELLS}

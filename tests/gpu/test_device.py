@@ -19,7 +19,6 @@ from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
 from rcray.models.load import load_model
 from rcray.models.precision import Precision
-from rcray.records.states import State
 from rcray.records.status import Device, RunStatus
 from rcray.train import loop
 from rcray.train.checkpoint import CheckpointWriter, Progress, Resumable, restore_newest
@@ -91,30 +90,33 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "L40S")
     model, card = tiny(quick_cache, tmp_path, "tiny-mistral", method="qlora", dtype="bfloat16"), torch.device("cuda", 0)
     use_precision(model, Precision(torch.bfloat16, "cuda", autocast=True))
-    record = cards.device_record(model, card, packs=True)
+    assert cards.device_record(model, card).attention == "sdpa: plain rows by flash", "none were packed"
+    asked.clear()
+    capabilities_of(model).packed_forwards = 1
+    record = cards.device_record(model, card)
     assert asked == [(card, torch.bfloat16, 4, 2, 16)], "as many heads of keys as it has"
     assert record.attention == "sdpa: plain rows by flash, packed rows by efficient"
     run = store.run("a")
     run.write_status(RunStatus("a", device=record))
     assert run.read_status().device == Device("L40S", "bfloat16", record.attention, 7_000_000_000)
-    assert cards.device_record(model, CPU, packs=True) is None
-    assert cards.device_record(model, card, packs=False).attention == "sdpa: plain rows by flash"
+    assert cards.device_record(model, CPU) is None
     set_flex_attention(model)
-    flex = [cards.device_record(model, card, packs=packs).attention for packs in (True, False)]
-    assert flex == ["sdpa: plain rows by flash, packed rows by FlexAttention", "sdpa: plain rows by flash"]
+    assert cards.device_record(model, card).attention == "sdpa: plain rows by flash, packed rows by FlexAttention"
 
 
 @pytest.mark.parametrize(
-    ("model", "sharing", "packs"), [("tiny-neox", "auto", True), ("tiny-neox", "off", False), ("own", "auto", False)]
+    ("model", "sharing", "packs"), [("tiny-neox", "on", True), ("tiny-neox", "off", False), ("own", "auto", False)]
 )
-def test_packed_rows_are_in_the_record_of_runs_that_pack(store, monkeypatch, model, sharing, packs):
-    """Not of one that was told not to, nor of a model that cannot."""
-    asked = []
+def test_packed_rows_are_in_the_record_of_runs_that_packed_some(store, monkeypatch, model, sharing, packs):
+    """Not of one that was told not to and has no reference, nor of a model that cannot."""
     if model == "own":
         monkeypatch.setattr(Capabilities, "packs_rows", False)
-    monkeypatch.setattr(loop, "device_record", lambda *of, **how: asked.append(how["packs"]))
-    loop.prepare(job(store, prompt_sharing=sharing), 0, 1)._status(State.RUNNING)
-    assert asked == [packs]
+    config = small_config(objective={"name": "cpo"}, execution={"prompt_sharing": sharing})
+    training = loop.prepare(Job(config, store, run_id(config), "a"), 0, 1)
+    state, known = training.state, capabilities_of(training.loaded.model)
+    known.packed_forwards = 0  # the probe has been read
+    loop.optimizer_step(state, [collate(training.data.pairs, range(4))], 1)
+    assert bool(known.packed_forwards) == packs
 
 
 def test_kernels_are_asked_for_with_a_backward_to_follow(monkeypatch):

@@ -1,12 +1,15 @@
 """`make gpu-check`: what it says without a GPU, and of cells that ran on one."""
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import gpu_check
-from rcray.config import load_experiment
+from rcray.config import load_experiment, run_id
+from rcray.models.precision import Precision
 from rcray.records.states import State
 from rcray.records.status import Device, RunStatus
 from rcray.sweep.grid import expand
@@ -16,8 +19,9 @@ ATTENTION = "sdpa: plain rows by flash, packed rows by efficient"
 
 @pytest.fixture
 def called(monkeypatch, tmp_path):
-    """The commands it runs, each of which ends as told; doctor well unless another code is put in."""
+    """The commands it runs, each of which ends as told: well, unless another code is put in."""
     commands, codes = [], {"doctor": 0, "sweep": 0}
+    monkeypatch.setattr(gpu_check, "cards_have_bfloat16", lambda: True)
 
     def run(command, **options):
         if command[1] not in codes:
@@ -42,11 +46,42 @@ def test_without_a_gpu_it_says_what_is_missing(monkeypatch, capsys, called):
     assert "for a bug report, all of this:\nPython 3." in said.out
 
 
-def test_what_the_doctor_finds_ends_it_with_what_a_report_needs(capsys, called):
+@pytest.mark.parametrize(("doctor", "sweep", "code"), [(1, 0, 1), (0, 2, 2), (1, 2, 2), (0, 0, 0)])
+def test_what_the_doctor_finds_does_not_keep_the_cells_from_being_tried(capsys, called, doctor, sweep, code):
+    """A server that is down, a full disk, a card without bfloat16; the worse of both is said in the end."""
     commands, codes = called
-    codes["doctor"] = 1
-    assert gpu_check.main() == 1 and commands == ["doctor"]
+    codes |= {"doctor": doctor, "sweep": sweep}
+    assert gpu_check.main() == code and commands == ["doctor", "sweep"]
     assert "for a bug report, all of this:\nPython 3." in capsys.readouterr().out
+
+
+def test_cards_without_bfloat16_are_checked_in_float32(monkeypatch, called, tmp_path):
+    """As a T4 is: what the cells ask for would be refused there, one by one."""
+    asked, run = [], gpu_check.subprocess.run
+    monkeypatch.setattr(
+        gpu_check.subprocess, "run", lambda command, **how: asked.append(command) or run(command, **how)
+    )
+    monkeypatch.setattr(gpu_check, "cards_have_bfloat16", lambda: False)
+    assert gpu_check.main() == 0
+    (sweep,) = (command for command in asked if command[1] == "sweep")
+    assert sweep[-4:] == ["--set", "train.precision=auto", "--set", "model.dtype=float32"]
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    configs = [cell.config for cell in expand(load_experiment(gpu_check.FILE), gpu_check.WITHOUT_BFLOAT16)]
+    assert len(configs) == 6 and {config.model.method for config in configs} == {"full", "lora", "qlora"}
+    assert {Precision.of(config, torch.device("cuda", 0)).name for config in configs} == {"torch.float32"}
+    status = RunStatus(run_id(configs[0]), status=State.OK, step=8, seconds=4.0)
+    store = gpu_check.fresh_store(tmp_path)
+    store.run(status.run_id).write_status(status)
+    assert ": ok, 0.50 s a step" in gpu_check.cells(store, gpu_check.WITHOUT_BFLOAT16)[0]
+
+
+@pytest.mark.parametrize(("native", "have"), [((True, True), True), ((True, False), False)])
+def test_every_card_is_asked(monkeypatch, native, have):
+    at = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(native))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: at.append(index) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native[at[-1]])
+    assert gpu_check.cards_have_bfloat16() == have
 
 
 def test_a_second_check_finds_nothing_done(called, tmp_path):

@@ -31,11 +31,16 @@ from tests.ray.heads import free_ports
 
 PAIRS = 4
 JUDGED = ("log_alpha", "predicted_dz_w", "next_dz_l", "batch_dz_w", "fresh_drift_w", "grad_norm")
-CASES = {"full": "tiny-neox", "lora": "tiny-mistral", "qlora": "tiny-neox"}
+CASES = {"full": "tiny-neox", "lora": "tiny-mistral", "qlora": "tiny-neox", "qlora in bfloat16": "tiny-neox"}
+#: Also in float64, by looks at parts of a step, and resumed between two looks: nothing of that is other in 4 bits.
+COMPLETE = ("full", "lora")
+#: How far rows of two workers may be from those of one; products in bfloat16 are rounded otherwise in other shapes.
+CLOSE = {name: 1e-4 for name in CASES} | {"qlora in bfloat16": 1e-2}
 
 
-def build(directory, method, way, kind="published", double=False):
-    config = ModelConfig(name=directory, method=method, lora={"r": 4, "alpha": 8})
+def build(directory, case, way, kind="published", double=False):
+    method, _, dtype = case.partition(" in ")
+    config = ModelConfig(name=directory, method=method, lora={"r": 4, "alpha": 8}, dtype=dtype or "float32")
     model = load_model(config, None, seed=1, to_shard=way == "fsdp").model
     torch.manual_seed(3)
     for name, p in model.named_parameters():
@@ -43,7 +48,7 @@ def build(directory, method, way, kind="published", double=False):
             torch.nn.init.normal_(p, std=0.05)
     model = model.double() if double else model
     source = score_source(model, "head" if method == "full" else "adapters")
-    short_mlp = capabilities_of(model).short_mlp
+    short_mlp, precision = capabilities_of(model).short_mlp, capabilities_of(model).precision
     if way == "fsdp":
         parallel.shard(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
@@ -54,6 +59,7 @@ def build(directory, method, way, kind="published", double=False):
         likelihood="sum",
         share_prompts="on",
         short_mlp=short_mlp,
+        precision=precision.context,
         reference=ReferenceLogps(sums[0], sums[1], sums[0], sums[1]),
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
@@ -120,35 +126,36 @@ def worker(rank, port, cache, results):
     """One of two processes: every case in turn, since starting takes longer."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    for method, architecture in CASES.items():
-        (results / method).mkdir(exist_ok=True)
-        train(rank, str(cache / architecture), method, results / method)
+    for case, architecture in CASES.items():
+        (results / case).mkdir(exist_ok=True)
+        train(rank, str(cache / architecture), case, results / case)
     dist.destroy_process_group()
 
 
-def train(rank, directory, method, results):
+def train(rank, directory, case, results):
     whole, mine = make_batch(), half(make_batch(), [rank, rank + 2])
     rows, weights = {}, {}
     for way in ("one", "ddp", "fsdp"):
-        state = build(directory, method, way)
+        state = build(directory, case, way)
         rows[way] = steps(state, whole if way == "one" else mine, 3)
         weights[way] = whole_weights(state.policy.model, trained_only=True)
         assert has_shards(state.policy.model) == (way == "fsdp")
-        state = build(directory, method, way, "update")
+        state = build(directory, case, way, "update")
         batch = whole if way == "one" else mine
         rows[f"{way}, update"] = looking_steps(state, [batch], looks_at(batch, PAIRS))
-        # Two micro-batches, of which a look at two pairs shows the first.
-        state = build(directory, method, way, "update")
-        parts = [half(whole, [0, 1]), half(whole, [2, 3])] if way == "one" else [half(mine, [0]), half(mine, [1])]
-        rows[f"{way}, partly"] = looking_steps(state, parts, looks_at(parts[0], 2))
-        rows[f"{way}, kto"] = kto_steps(directory, method, way)
-        if method != "qlora":  # whose products are in a precision of their own
-            state = build(directory, method, way, "update", double=True)
+        if case != "qlora in bfloat16":
+            rows[f"{way}, kto"] = kto_steps(directory, case, way)
+        if case in COMPLETE:
+            # Two micro-batches, of which a look at two pairs shows the first.
+            state = build(directory, case, way, "update")
+            parts = [half(whole, [0, 1]), half(whole, [2, 3])] if way == "one" else [half(mine, [0]), half(mine, [1])]
+            rows[f"{way}, partly"] = looking_steps(state, parts, looks_at(parts[0], 2))
+            state = build(directory, case, way, "update", double=True)
             rows[f"{way}, exactly"] = looking_steps(state, parts, looks_at(parts[0], 2))
             weights[f"{way}, exactly"] = whole_weights(state.policy.model, trained_only=True)
 
     # Two steps, a checkpoint, and the third step in a new model: as if nothing had happened, sharded or whole.
-    state = build(directory, method, "fsdp")
+    state = build(directory, case, "fsdp")
     steps(state, mine, 2)
     gathered = Snapshot.gather(state.policy.model, state.update.optimizer)
     if rank == 0:
@@ -156,13 +163,13 @@ def train(rank, directory, method, results):
     dist.barrier()
     ema = state.calibrator.state_dict()
     for way in ("fsdp", "ddp"):
-        again = build(directory, method, way)
+        again = build(directory, case, way)
         assert restore_newest(results, Resumable.of(again)).step == 2
         again.calibrator.load_state_dict(ema)
         optimizer_step(again, [mine], 3)
         weights[f"resumed {way}"] = whole_weights(again.policy.model, trained_only=True)
-    for way in ("fsdp", "ddp"):
-        weights[f"steered {way}"], weights[f"steered {way}, resumed"] = steered(rank, directory, method, way, results)
+    for way in ("fsdp", "ddp") if case in COMPLETE else ():
+        weights[f"steered {way}"], weights[f"steered {way}, resumed"] = steered(rank, directory, case, way, results)
     if rank == 0:
         torch.save({"rows": rows, "weights": weights}, results / "results.pt")
     dist.barrier()
@@ -207,39 +214,42 @@ def trained(quick_cache, tmp_path_factory):
     return results
 
 
-@pytest.mark.parametrize("method", CASES)
-def test_whole_or_sharded_it_is_one_training(trained, method):
-    results = torch.load(trained / method / "results.pt", weights_only=True)
+@pytest.mark.parametrize("case", CASES)
+def test_whole_or_sharded_it_is_one_training(trained, case):
+    results, close = torch.load(trained / case / "results.pt", weights_only=True), CLOSE[case]
+    kto = results["rows"].get("one, kto", ())
+    assert not kto or any(row["baseline"] > 0.01 for row in kto)
     for way in ("ddp", "fsdp"):
         for expected, got in zip(results["rows"]["one"], results["rows"][way], strict=True):
             for name in ("loss", "z_w", "rho", "log_s_w", "log_r", "log_alpha", "grad_norm"):
-                assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (way, name)
-        for steps_of in ("update", "partly"):
+                assert got[name] == pytest.approx(expected[name], rel=close, abs=close), (way, name)
+        for steps_of in ("update", "partly") if case in COMPLETE else ("update",):
             rows = zip(results["rows"][f"one, {steps_of}"], results["rows"][f"{way}, {steps_of}"], strict=True)
             for (expected, got), name in product(rows, JUDGED):
-                assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-3, nan_ok=True), (way, name)
-        if method != "qlora":
+                near = {"rel": 10 * close, "abs": 10 * close, "nan_ok": True}
+                assert got[name] == pytest.approx(expected[name], **near), (way, name)
+        if case in COMPLETE:
             rows = zip(results["rows"]["one, exactly"], results["rows"][f"{way}, exactly"], strict=True)
             for (expected, got), name in product(rows, JUDGED):
                 assert got[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), (way, name)
             for name, expected in results["weights"]["one, exactly"].items():
                 assert expected.dtype == torch.float64
                 torch.testing.assert_close(results["weights"][f"{way}, exactly"][name], expected, rtol=1e-9, atol=1e-9)
-        for expected, got in zip(results["rows"]["one, kto"], results["rows"][f"{way}, kto"], strict=True):
+        for expected, got in zip(kto, results["rows"].get(f"{way}, kto", ()), strict=True):
             for name in ("baseline", "loss", "d_w", "d_l", "grad_norm"):
                 assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), (way, name)
     assert any(row["log_alpha"] for row in results["rows"]["one, update"])
-    assert any(row["log_alpha"] for row in results["rows"]["one, partly"])
-    assert any(row["baseline"] > 0.01 for row in results["rows"]["one, kto"])
+    if case in COMPLETE:
+        assert any(row["log_alpha"] for row in results["rows"]["one, partly"])
     start = results["weights"]["one"]
     for way in ("ddp", "fsdp", "resumed fsdp", "resumed ddp"):
         got = results["weights"][way]
         assert got.keys() == start.keys()
         # Adam's first steps have the size of the learning rate whatever the gradient: a sign decides.
         apart = torch.cat([(got[name] - start[name]).abs().flatten() for name in start])
-        assert apart.mean() < 1e-5, way
+        assert apart.mean() < 0.1 * close, way
     for name, value in results["weights"]["fsdp"].items():
         assert torch.equal(value, results["weights"]["resumed fsdp"][name]), "resumed is uninterrupted, bit for bit"
-    for way, name in product(("fsdp", "ddp"), start):
+    for way, name in product(("fsdp", "ddp"), start) if case in COMPLETE else ():
         one, other = (results["weights"][key][name] for key in (f"steered {way}", f"steered {way}, resumed"))
         assert torch.equal(one, other), (way, name, "so it is by the update, between two looks")

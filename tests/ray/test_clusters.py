@@ -2,18 +2,21 @@
 
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+import ray
 import yaml
 from ray.cluster_utils import Cluster
 
-from rcray.config import load_experiment
+from rcray.config import load_experiment, run_id
 from rcray.sweep.grid import expand
+from rcray.train import launch
 from rcray.train.dynamics import read_dynamics
 from tests.ray.heads import running_head
 from tests.ray.sweeping import environment, sweep_command, wait_for, write_experiment
-from tests.small_runs import SMALL
+from tests.small_runs import SMALL, small_config
 
 pytestmark = pytest.mark.ray
 
@@ -103,6 +106,38 @@ def test_cells_spread_over_nodes_and_outlive_one(three_nodes, gate, store, tmp_p
             assert (run.final / "model.safetensors").stat().st_mtime_ns == before[run.run_id], "trained again"
     assert lost.run_id not in before
     assert f"{len(runs)} ok" in output
+
+
+@pytest.fixture
+def two_workers_nodes(gate):
+    """A head that holds no worker, and two nodes that do."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_worker_group_outlives_the_node_that_ray_gives_it_up_for(two_workers_nodes, gate, store, monkeypatch):
+    """Ray counts a node like a process: here it is to start no group again at all."""
+    monkeypatch.setattr(launch, "WORKER_RETRIES", 0)
+    ray.init(address=two_workers_nodes.address, log_to_driver=False)
+    waiting = {"name": "my_objectives:waits", "params": {"beta": 0.1}}
+    config = small_config(**LONGER, objective=waiting, execution={"workers": 1, "checkpoint_every": 2})
+    run, raylets = store.run(run_id(config)), {raylet_pid(node): node for node in two_workers_nodes.worker_nodes}
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(launch.launch, config, store)
+        deadline = time.monotonic() + 300
+        while run.read_status().step < 6:
+            assert not training.done() and time.monotonic() < deadline
+            time.sleep(0.2)
+        two_workers_nodes.remove_node(raylets[node_of(run)], allow_graceful=False)
+        gate.unlink()
+        status = training.result(timeout=400)
+    assert status.status == "ok" and status.step == STEPS
+    assert read_dynamics(run.dynamics)["step"].to_pylist() == list(range(1, STEPS + 1)), "every step once"
 
 
 GONE = "of type gpu (idle)"  # the monitor's word for nodes it took away

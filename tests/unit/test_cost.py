@@ -14,7 +14,7 @@ from rcray.errors import ConfigError
 from rcray.sweep.accelerators import ACCELERATORS, accelerator
 from rcray.sweep.cost import estimate
 from rcray.sweep.grid import expand
-from rcray.sweep.memory import measured_peaks, peak_key, ruled_peak
+from rcray.sweep.memory import is_measured, measured_peaks, peak_key, ruled_peak
 from rcray.sweep.planning import make_plan, summary
 
 GPU = {"gpus_per_worker": 1}
@@ -128,6 +128,73 @@ def test_held_out_pairs_are_counted():
     run = {"model": "mistral-7b", "data": {"name": "ultrafeedback", "eval_pairs": 2}, "execution": GPU}
     more = {**run, "data": {"name": "ultrafeedback", "eval_pairs": 2002}}
     assert estimate(config(**more)).flops - estimate(config(**run)).flops > 2 * 2000 * 2 * 2 * 7e9 * 100
+
+
+def test_probes_are_counted_where_the_data_set_tells_how_many_steps_there_are():
+    """Of all its pairs, which the settings need not say: 1,910 steps of UltraFeedback are 191 probes."""
+
+    def probed(**train):
+        run = {"model": "mistral-7b", "data": "ultrafeedback", "execution": GPU}
+        return estimate(config(**run, train={"probe_pairs": 32, **train})).flops
+
+    pair = probed(probe_every=10**6, probe_pairs=33) - probed(probe_every=10**6)
+    assert (probed(probe_every=10) - probed(probe_every=10**6)) / pair == pytest.approx(191 * 32)
+
+
+UNLIKE = {
+    "optimizer": {"train": {"optimizer": "sgd"}},
+    "targets": {"model": {"name": "mistral-7b", "lora": {"targets": ["q_proj", "v_proj"]}}},
+    "granularity": {"calibration": {"enabled": True, "granularity": "step", "kind": "published"}},
+    "sharded": {"execution": {**GPU, "workers": 2, "parallel": "fsdp"}, "train": {"micro_batch_size": 2}},
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_a_cell_unlike_those_that_were_measured_is_planned_by_the_rule(what, tmp_path):
+    """And is marked: it holds more, or less."""
+    settings = {"model": "mistral-7b", "data": "ultrafeedback", "execution": GPU}
+    assert is_measured(config(**settings)) and not is_measured(config(**{**settings, **UNLIKE[what]}))
+
+
+def test_both_sides_gradients_are_in_the_rule_where_a_step_keeps_them():
+    rc = {"enabled": True, "kind": "published", "look_every": 0}
+    by = {
+        granularity: ruled_peak(run, run.model.shape).fixed
+        for granularity in ("microbatch", "step")
+        for run in [config(model="pythia-410m", data="ultrafeedback", calibration={**rc, "granularity": granularity})]
+    }
+    assert by["step"] - by["microbatch"] == 2 * 4 * MODELS["pythia-410m"].shape.parameters
+
+
+def sharded_gigabytes(workers, **settings):
+    execution = {**GPU, "workers": workers, "parallel": "fsdp"}
+    run = config(**{"data": "ultrafeedback", "execution": execution, **settings})
+    return estimate(run).train_bytes / 1e9
+
+
+def test_a_sharded_model_is_spread_over_its_workers():
+    """Weights, gradients and moments of a 7B model, 16 bytes each: eight cards hold what one does not."""
+    full = {"model": {"name": "mistral-7b", "method": "full", "dtype": "float32"}, "train": {"micro_batch_size": 8}}
+    one, two, eight = (sharded_gigabytes(n, **full) for n in (1, 2, 8))
+    assert one > 160 and two == pytest.approx(one / 2, rel=0.15) and eight < 48
+    assert sharded_gigabytes(2, model="mistral-7b", train={"micro_batch_size": 2}) < sharded_gigabytes(
+        1, model="mistral-7b", train={"micro_batch_size": 1}
+    )
+
+
+def test_what_fits_only_as_shards_is_no_conflict(tmp_path):
+    from rcray.config import Experiment
+
+    full = {
+        "model": {"name": "mistral-7b", "method": "full"},
+        "data": "ultrafeedback",
+        "train": {"micro_batch_size": 8},
+    }
+    for parallel, fits in (("ddp", False), ("fsdp", True)):
+        run = {**full, "execution": {**GPU, "workers": 8, "parallel": parallel}}
+        experiment = Experiment(name="x", run=run)
+        plan = make_plan([(tmp_path, experiment, expand(experiment))], tmp_path, None)
+        assert bool(plan.conflicts) != fits, plan.conflicts
 
 
 def test_memory_grows_with_the_micro_batch():

@@ -51,6 +51,17 @@ def test_little_is_computed_beside_the_tokens_themselves(neox, monkeypatch):
     assert logps.n_w.tolist() == data.lengths[:, 1].tolist()
 
 
+@pytest.mark.parametrize(("device", "most"), [("cuda", 4096), ("cpu", 2048)])
+def test_what_cannot_be_made_in_halves_is_small_from_the_first(neox, monkeypatch, device, most):
+    """The probe of a compiled or a sharded model: where it has no room the run ends, with the optimizer beside it."""
+    asked = []
+    monkeypatch.setattr(inference, "token_batches", lambda lengths, index, tokens: asked.append(tokens) or ())
+    data = uneven(4)
+    for sums in (inference.plain_sums, inference.pair_sums):
+        sums(neox.model, data.pairs, data.lengths, range(4), torch.device(device))
+    assert asked == [most, inference.TOKENS[device]]
+
+
 def test_batches_stay_within_the_budget():
     lengths = uneven(50).lengths
     sizes = lengths @ (2, 1, 1)

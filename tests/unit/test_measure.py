@@ -1,6 +1,7 @@
 """`plan --measure`: one timed micro-batch, and the estimate beside what a run then took."""
 
 import json
+import shutil
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
@@ -118,6 +119,42 @@ def test_a_step_that_cannot_be_made_keeps_its_estimate(store, monkeypatch, card)
     assert [planned.by_rule for planned in after] == [False, True]
     assert "no such step; its estimate stays" in said
     assert [cost.hours == old.hours for cost, old in zip((one, other), costs, strict=True)] == [not card] * 2
+
+
+@pytest.mark.parametrize("card", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_hub_models_memory_is_told_by_its_cached_shape_or_by_the_card(
+    store, quick_cache, tmp_path, monkeypatch, card, cached
+):
+    """Before a download nobody knows its shape; measuring on a card downloads it."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    place, asked = tmp_path / "hub" / "models--owner--name", []
+    seen = Measured(0.1, 0.1, 0.1, 1.0, 64, 0, 16, 0, peak_bytes=7.0)
+
+    def measured(config, store):
+        if cached:
+            (place / "refs").mkdir(parents=True)
+            (place / "refs" / "main").write_text("c" * 40)
+            shutil.copytree(quick_cache / "tiny-neox", place / "snapshots" / ("c" * 40))
+        return seen
+
+    def pretended(config):
+        asked.append(config.model)
+        return Peak(1e9, 0.0)
+
+    monkeypatch.setattr(device, "why_no_gpu", lambda: None if card else ("none", "none"))
+    monkeypatch.setattr(measuring, "measure_apart", measured)
+    monkeypatch.setattr(planning, "pretended_peak", pretended)
+    if not card:
+        measured(None, None)  # by another run
+    (planned,) = planning.measured_plan(gpu_plan(store, {"model": "owner/name"}), store, print).cells.values()
+    if cached:
+        assert planned.cost.train_bytes > 1e9 and not planned.by_rule
+        assert [model.name for model in asked] == ["owner/name"] and asked[0].shape.layers == 2
+    else:
+        assert asked == [] and planned.by_rule and planned.cost.train_bytes == (7.0 if card else None)
 
 
 def test_a_killed_run_is_not_planned_as_running(store, config):

@@ -16,7 +16,7 @@ It belongs in a process of its own: from the first call on torch takes the devic
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import masking_utils
@@ -34,6 +33,7 @@ _AUTOCAST_KEY = "AutocastPrivateUse1"
 SHOWN_NUMBER = 0.5  # what the host reads off the device, whatever it asks for
 
 aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _PLACES_OF_A_MASK = (aten.nonzero.default, aten.masked_select.default)
 _INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 _FACTORS = {
@@ -116,10 +116,11 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves = pytree.tree_leaves((args, kwargs))
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all that is asked
+            return args[0].fake_device
         target = kwargs.get("device")
         moves_here = target is not None and torch.device(target).type == NAME
-        if not moves_here and not any(map(_is_here, leaves)):
+        if not moves_here and not any(map(_is_here, _leaves((args, kwargs)))):
             return func(*args, **kwargs)
         if func in (aten.allclose.default, aten.equal.default):
             self.waits[f"comparison read at {_line()}"] += 1
@@ -135,12 +136,11 @@ class Watch(TorchDispatchMode):
             return args[0]
         if func in _PLACES_OF_A_MASK or (func in _INDEXING and any(_is_mask(index) for index in args[1])):
             self.waits[f"mask read at {_line()}"] += 1
-        with self.fake:
-            output = func(*args, **kwargs)
+        output = self.fake.__torch_dispatch__(func, types, args, kwargs)  # as within `with self.fake`, and sooner
         if func in _FACTORS:
             left, right = (args[i] for i in _FACTORS[func])
             self.products[_name(left.dtype)] += 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
-        for tensor in pytree.tree_leaves(output):
+        for tensor in _leaves(output):
             self.adopt(tensor)
         return output
 
@@ -199,7 +199,7 @@ class Watch(TorchDispatchMode):
 
 
 class _Above(TorchFunctionMode):
-    """What does not come down to the dispatcher: lists of numbers and pinned memory."""
+    """What does not come down to the dispatcher: lists of numbers and pinned memory. Nothing is drawn by chance."""
 
     def __init__(self, watch: Watch):
         super().__init__()
@@ -212,6 +212,8 @@ class _Above(TorchFunctionMode):
         if func is Tensor.pin_memory:
             self.watch._pinned.add(args[0].untyped_storage())
             return args[0]
+        if func is torch.randperm:  # which numbers are drawn does not matter, and to draw them takes seconds
+            return torch.arange(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
         return func(*args, **kwargs)
 
     def _from_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -242,8 +244,18 @@ class _FusedAttention(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    for part in value:
+        yield from _leaves(part)
+
+
 def _is_here(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.device.type == NAME
+    return isinstance(value, FakeTensor) and value.fake_device.type == NAME
 
 
 def _is_mask(value: Any) -> bool:
