@@ -101,6 +101,16 @@ const tracesOf = (group, column) => {
 let drawnCurves = null; // the plot, and what stands in it
 const choiceNow = () => data.head.choices.find((each) => each.key === state.curve) ?? data.head.choices[0];
 
+// From the lowest to the highest: of the curves, and of what is shaded as far as it leaves the curves a third.
+const heightsOf = (curves, shaded) => {
+  const [low, high] = extent(curves.flatMap(({y}) => y));
+  if (!shaded) return [low, high];
+  const room = high > low ? high - low : Infinity;
+  const ends = curves.flatMap(({y, half}) => y.flatMap((value, i) => (half[i] ? [value - half[i], value + half[i]] : [])));
+  const [least, most] = ends.length ? extent(ends) : [low, high];
+  return [Math.max(Math.min(least, low), low - room), Math.min(Math.max(most, high), high + room)];
+};
+
 const paintCurves = () => {
   const choice = choiceNow();
   offer(
@@ -122,10 +132,9 @@ const paintCurves = () => {
     return nothing("curves", chosenGroups().length ? why : NOTHING_CHOSEN);
   }
   const few = curves.length <= FEW;
-  const reach = ({y, half}) => y.flatMap((value, i) => (few && half[i] ? [value - half[i], value + half[i]] : [value]));
   const plot = frame("curves", {
     x: [0, endStep()],
-    y: padded(extent(curves.flatMap(({curve}) => [...curve.y, ...reach(curve)]))),
+    y: padded(heightsOf(curves.map(({curve}) => curve), few)),
     xTicks: stepTicks(endStep()),
     xTitle: "step",
     yTitle: base ? `minus the pinned${choice.unit ? ` (${choice.unit})` : ""}` : choice.unit,
