@@ -71,7 +71,7 @@ def move(page, place):
 def point_of_curve(page, key, share=1.0):
     """Where a setting's curve is on the screen, so far along it."""
     curve = f"document.querySelector(\"#curves .curve[data-key='{key}']\")"
-    page.evaluate(f"{curve}.scrollIntoView({{block: 'center'}})")
+    box(page, "#curves svg")
     settle(page)
     return page.evaluate(
         f"(() => {{ const p = {curve}.getPointAtLength({share} * {curve}.getTotalLength())"

@@ -185,6 +185,7 @@ def test_words_are_chosen_and_let_go_one_by_one(page, made, browser):
     again = browser.open(f"{made.page.as_uri()}{page.evaluate('location.hash')}")
     again.wait_for("document.querySelectorAll('#parallel [aria-pressed=true]').length == 2")
     assert set(again.evaluate(SELECTED)) == chosen
+    page.send("Page.bringToFront")
     page.click(word.format(apart[0]))
     settle(page)
     assert set(page.evaluate(SELECTED)) == {row.key for row in made.rows if row.objective == apart[1]}
@@ -197,6 +198,7 @@ def test_words_are_chosen_and_let_go_one_by_one(page, made, browser):
 def test_the_command_has_the_baseline_that_cells_are_held_against(page, made):
     base, other = made.rows[0], made.rows[4]
     page.click(f"#table [data-pin='{base.key}']")
+    page.wait_for("document.querySelectorAll('#table .range').length > 5")
     page.click(f"#table tr[data-key='{other.key}'] .name")
     settle(page)
     page.evaluate(f"{COMMAND}.click()")

@@ -138,6 +138,7 @@ def test_a_press_on_a_curve_selects_it_and_one_beside_it_goes_to_the_step(page, 
 def test_curves_against_a_baseline_are_differences_seed_by_seed(page, made):
     base, other = made.rows[0], made.rows[3]
     page.click(f"#table [data-pin='{base.key}']")
+    page.wait_for("document.querySelectorAll('#table .range').length > 5")
     page.click(f"#table tr[data-key='{other.key}'] .name")
     settle(page)
     moved = {}

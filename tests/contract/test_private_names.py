@@ -107,7 +107,9 @@ def with_helpers(path):
 
 
 def speaks_of(path, where, name):
-    """Whether a test names what is reached into, or the module of ours that reaches for it."""
+    """Whether a test names what is reached into, the module of ours that reaches for it, or all of this list."""
+    if path.name == "test_reached_names.py":
+        return True
     module = where.removesuffix(".py").replace("/", ".")
     package, _, last = module.rpartition(".")
     words = (re.escape(name.rpartition(".")[2]), re.escape(module), rf"{re.escape(package)} import .*\b{last}")
