@@ -230,7 +230,7 @@ const paintOverview = () => {
         kind === "none" ? "no calibration (no RC)" : kind,
       ),
     ),
-    [...data.groups.values()].some((group) => fateOf(group).said)
+    [...data.groups.values()].some((group) => !states(group).some((word) => word === "ok" || word === "cached"))
       ? el("span", {class: "key"}, "dashed mark: on the way, at its newest probe; ×: ended without a result, at its last")
       : "",
     el("span", {class: "key"}, "drag: select the marks in a rectangle, with Shift in addition"),
