@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rcray.store import Store
+from rcray.sweep.grid import Cell
 from tests.browser.chromium import Chromium, Page, find_chromium
-from tests.browser.exploring import Made
+from tests.browser.exploring import Made, serve
+from tests.report import runs
+from tests.report.explored import write_explored
 
 HERE = Path(__file__).parent
 NO_BROWSER = "no Chromium is on the path; Debian's package is `chromium`"
@@ -46,3 +50,13 @@ def page(made: Made, browser: Chromium) -> Iterator[Page]:
     yield opened
     assert opened.errors == [] and opened.requested_hosts() == set()
     assert opened.evaluate("document.title") == made.experiment.title, "no text of the store was run"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Store, list[Cell]]]:
+    """Two cells on a server, one of them finished: its address, the store, the cells."""
+    store, experiment = Store.open(tmp_path / "store"), runs.quickstart()
+    cells = runs.cells_of(experiment)[:2]
+    write_explored(store, cells[0])
+    with serve(store, experiment, cells) as address:
+        yield address, store, cells

@@ -1,12 +1,16 @@
 """A made store with its page to explore, and what a person does on that page."""
 
 import json
+import threading
+from contextlib import contextmanager
 
 import numpy as np
 import yaml
 
 from rcray.aggregate.collect import collect
 from rcray.aggregate.explore.cells import rows_of
+from rcray.aggregate.explore.command import watch_experiments
+from rcray.aggregate.explore.server import PageServer
 from rcray.aggregate.report import build_report
 from rcray.cli.shared import cells_of, sweep_command
 from rcray.store import Store
@@ -43,8 +47,36 @@ class Made:
         return self.rows[self.keys.index(key)].setting.metric(metric).value
 
 
+@contextmanager
+def serve(store, experiment, cells):
+    """The address of a server of these cells."""
+    server = PageServer(watch_experiments(store, [(["rcray", "sweep", "small.yaml"], experiment, cells)]), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.address
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def settle(page):
     page.evaluate(FRAME)
+
+
+def move(page, place):
+    page.send("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
+    settle(page)
+
+
+def point_of_curve(page, key, share=1.0):
+    """Where a setting's curve is on the screen, so far along it."""
+    curve = f"document.querySelector(\"#curves .curve[data-key='{key}']\")"
+    box(page, "#curves svg")
+    settle(page)
+    return page.evaluate(
+        f"(() => {{ const p = {curve}.getPointAtLength({share} * {curve}.getTotalLength())"
+        f".matrixTransform({curve}.getScreenCTM()); return [p.x, p.y]; }})()"
+    )
 
 
 SHIFT = 8  # of the protocol's modifiers

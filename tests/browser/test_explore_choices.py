@@ -172,6 +172,44 @@ def test_a_brush_is_of_values(page, made):
     assert sum("minus the pinned" in title for title in titles) >= 6 and "minus" not in titles[0]
 
 
+def test_words_are_chosen_and_let_go_one_by_one(page, made, browser):
+    words = page.evaluate("[...document.querySelectorAll('#parallel [data-of=objective]')].map((w) => w.dataset.word)")
+    apart = (words[0], words[2])
+    chosen = {row.key for row in made.rows if row.objective in apart}
+    word = "#parallel [data-of=objective][data-word='{}']"
+    for name in apart:
+        page.click(word.format(name))
+        settle(page)
+    assert set(page.evaluate(SELECTED)) == chosen and 0 < len(chosen) < len(made.rows), "the word between is not"
+    assert page.evaluate("document.querySelectorAll('#parallel [data-axis=objective] > .brush').length") == 2
+    again = browser.open(f"{made.page.as_uri()}{page.evaluate('location.hash')}")
+    again.wait_for("document.querySelectorAll('#parallel [aria-pressed=true]').length == 2")
+    assert set(again.evaluate(SELECTED)) == chosen
+    page.send("Page.bringToFront")
+    page.click(word.format(apart[0]))
+    settle(page)
+    assert set(page.evaluate(SELECTED)) == {row.key for row in made.rows if row.objective == apart[1]}
+    page.click(word.format(apart[1]))
+    settle(page)
+    assert page.evaluate(SELECTED) == [] and page.evaluate("location.hash") == "", "no word, no brush"
+    assert page.evaluate("document.getElementById('chosen').textContent") == "all cells"
+
+
+def test_the_command_has_the_baseline_that_cells_are_held_against(page, made):
+    base, other = made.rows[0], made.rows[4]
+    page.click(f"#table [data-pin='{base.key}']")
+    page.wait_for("document.querySelectorAll('#table .range').length > 5")
+    page.click(f"#table tr[data-key='{other.key}'] .name")
+    settle(page)
+    page.evaluate(f"{COMMAND}.click()")
+    copied = page.wait_for(f"{COMMAND}.dataset.copied")
+    both = {*base.setting.run_ids, *other.setting.run_ids}
+    assert set(copied.partition("--only ")[2].split(",")) == both
+    assert "pinned" in page.evaluate(NOTE)
+    put(page, "filter", "nothing at all")
+    assert page.evaluate(f"{COMMAND}.disabled"), "a baseline alone is no comparison"
+
+
 def test_a_press_that_is_taken_away_leaves_nothing(page, made):
     left, top, *_ = box(page, "#plane svg")
     start = {"x": left + 80, "y": top + 30, "button": "left", "buttons": 1}

@@ -86,7 +86,10 @@ def test_no_sum_is_held_against_a_mean_on_the_page(browser, tmp_path):
     assert "as sums and means are" in page.evaluate(NOTE)
     seeds = page.evaluate("[...document.querySelectorAll('#table .seed-row td[title=\"not comparable\"]')].length")
     assert seeds == 6, "three likelihoods of two seeds"
-    assert "no differences" in page.evaluate("document.getElementById('curve-said').textContent")
+    assert "not comparable, another unit: " in page.evaluate("document.getElementById('curve-said').textContent")
+    assert page.evaluate("document.querySelectorAll('#curves .curve').length") == 2, "of sums alone"
+    put(page, "curve", "probe_accuracy", "change")
+    assert page.evaluate("document.querySelectorAll('#curves .curve').length") == 4, "a share is a share"
     assert page.errors == []
 
 

@@ -22,6 +22,7 @@ from tests.report.explored import made_records, write_explored
 pytestmark = pytest.mark.timeout(900)
 LOAD_SECONDS = 3.0
 FRAME_MILLISECONDS = 34.0  # two frames of a 60 Hz screen
+SCRUB_MILLISECONDS = 100.0  # what a hand on the scrubber takes for at once
 FROZEN_MILLISECONDS = 500.0  # what a hand on the wheel takes for a page that hangs
 DOING = "document.querySelector('#table .status .chip.running').parentElement.querySelector('.small').textContent"
 DRAWN = (
@@ -55,6 +56,19 @@ SCROLL = """new Promise((done) => {{
   }};
   requestAnimationFrame(tick);
 }})"""
+
+#: How long each of 40 steps takes from the hand on the scrubber to the drawn page, in milliseconds.
+SCRUB = """(async () => {
+  const [times, range] = [[], document.getElementById('step')];
+  for (let i = 0; i < 40; i += 1) {
+    const began = performance.now();
+    range.value = 1 + 49 * i;
+    range.dispatchEvent(new Event('input'));
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    times.push(performance.now() - began);
+  }
+  return times.sort((a, b) => a - b);
+})()"""
 
 
 def made(folder, rates, seeds):
@@ -101,7 +115,10 @@ def look(browser, address, settings=40):
     ]
     print(f"{address}: drawn after {loaded:.2f} s")
     print(f"95% of the frames within {max(frames):.1f} ms; of an empty page {idle:.1f} ms")
+    times = page.evaluate(SCRUB)
+    print(f"a step of the scrubber: {times[20]:.0f} ms, 95% within {times[37]:.0f} ms")
     assert loaded < LOAD_SECONDS
+    assert times[20] < SCRUB_MILLISECONDS
     assert max(frames) <= max(FRAME_MILLISECONDS, 1.5 * idle)
     assert page.errors == []
     return page

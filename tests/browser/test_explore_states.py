@@ -1,26 +1,19 @@
 """What the page to explore says where there is little to say; what stays in sight; numbers that have their units."""
 
 import re
-import threading
 from itertools import pairwise
 
 import pytest
 
-from rcray.aggregate.explore.command import watch_experiments
-from rcray.aggregate.explore.server import PageServer
 from rcray.aggregate.frame import DRIFT_W
-from rcray.records.live import FILE as LIVE
+from rcray.aggregate.report import build_report
+from rcray.config import Experiment
+from rcray.records.progress import FILE as PROGRESS
 from rcray.store import Store
-from tests.browser.exploring import SELECTED, box, drag, put, settle
+from tests.browser.exploring import SELECTED, box, drag, move, put, settle
 from tests.report import runs
 from tests.report.explored import write_explored
 
-#: The last step of the running cell that the page knows of.
-STEPS = (
-    "(() => { const c = document.getElementById('curve'); if (c.value != 'loss') { c.value = 'loss';"
-    " c.dispatchEvent(new Event('change')); }"
-    " return Math.min(...[...document.querySelectorAll('#curves .curve')].map((each) => each.dataset.last)); })()"
-)
 #: Texts of the axes of a plot, its ticks apart.
 TITLES = "[...document.querySelectorAll('{} .title')].map((text) => text.textContent.replaceAll('\\u200b', ''))"
 
@@ -165,64 +158,6 @@ def test_names_of_the_quarters_lie_in_them_and_below_no_mark(page):
         assert not hidden, f"{name} lies below a mark"
 
 
-@pytest.fixture
-def served(tmp_path):
-    """Two cells on a server, one of them finished."""
-    store, experiment = Store.open(tmp_path / "store"), runs.quickstart()
-    cells = runs.cells_of(experiment)[:2]
-    write_explored(store, cells[0])
-    server = PageServer(watch_experiments(store, [(["rcray", "sweep", "small.yaml"], experiment, cells)]), 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.address, store, cells
-    server.shutdown()
-    server.server_close()
-
-
-def test_news_between_press_and_release_does_not_swallow_the_click(browser, served):
-    address, store, cells = served
-    page = browser.open(address)
-    page.wait_for("document.querySelectorAll('#table tr[data-key]').length == 2")
-    key = page.evaluate("document.querySelector('#table tr[data-key]').dataset.key")
-    left, top, right, bottom = box(page, f"#table tr[data-key='{key}'] .name")
-    mouse = {"x": (left + right) / 2, "y": (top + bottom) / 2, "button": "left", "clickCount": 1}
-    page.send("Input.dispatchMouseEvent", type="mousePressed", **mouse)
-    asked = len(page.requests)
-    before = page.evaluate("fetch('state').then((a) => a.json()).then((s) => s.version)")
-    write_explored(store, cells[1])
-    page.wait_for(f"fetch('state').then((a) => a.json()).then((s) => s.version > {before})")
-    page.evaluate("new Promise((done) => setTimeout(done, 2 * 1500))")  # twice the time between two of the page's own
-    assert len(page.requests) > asked
-    page.send("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
-    settle(page)
-    assert page.evaluate(SELECTED) == [key]
-    page.wait_for("document.querySelector('#chips').textContent == '2 ok'")
-
-
-@pytest.mark.parametrize(("button", "seconds"), [(2, 5), (0, 12)])
-def test_news_does_not_wait_for_a_release_that_nobody_sees(browser, served, button, seconds):
-    """A menu of the right button takes its release away, and so does another window."""
-    address, store, cells = served
-    page = browser.open(address)
-    page.wait_for("document.querySelector('#chips').textContent.includes('1 ok')")
-    page.evaluate(f"document.body.dispatchEvent(new PointerEvent('pointerdown', {{button: {button}, bubbles: true}}))")
-    write_explored(store, cells[1])
-    page.wait_for("document.querySelector('#chips').textContent == '2 ok'", seconds)
-
-
-def test_a_step_of_a_running_cell_asks_for_no_difference_again(browser, served):
-    address, store, cells = served
-    run = runs.make(store, cells[1], "running", steps=30)
-    page = browser.open(address)
-    page.wait_for("document.querySelectorAll('#table .chip.running').length == 1")
-    page.click("#table [data-pin]")
-    asked = []
-    for step in (31, 32, 33):
-        (run.path / LIVE).write_text("".join(f'{{"step": {n}, "loss": 0.5}}\n' for n in range(31, step + 1)))
-        page.wait_for(f"[...document.querySelectorAll('#run option')].length == 2 && {STEPS} >= {step}")
-        asked.append(sum("/differences/" in request for request in page.requests))
-    assert asked == [1, 1, 1]
-
-
 def test_a_young_curve_fills_its_plot(browser, served):
     address, store, cells = served
     runs.make(store, cells[1], "failed", error="no luck", steps=30)
@@ -237,3 +172,55 @@ def test_a_young_curve_fills_its_plot(browser, served):
         ".map((text) => Number(text.textContent))"
     )
     assert 30 < max(steps) <= 50, "not 200: the curve would be a stub at the left"
+
+
+@pytest.mark.parametrize("state", ["failed", "oom", "degenerate"])
+def test_a_cell_that_ended_without_a_result_is_not_on_its_way(browser, served, state):
+    address, store, cells = served
+    runs.make(store, cells[1], "running", steps=30)
+    page = browser.open(address)
+    marks = "[...document.querySelectorAll('#plane .mark.{}')].map((mark) => mark.dataset.key)"
+    page.wait_for(f"{marks.format('passing')}.length == 1")
+    (key,) = page.evaluate(marks.format("passing"))
+    assert page.evaluate(marks.format("ended")) == []
+    (store.run(cells[1].run_id).path / PROGRESS).unlink()
+    runs.make(store, cells[1], state, error="no luck", steps=30)
+    page.wait_for(f"{marks.format('ended')}.length == 1")
+    assert page.evaluate(marks.format("ended")) == [key] and page.evaluate(marks.format("passing")) == []
+    left, top, right, bottom = box(page, f"#plane .mark[data-key='{key}']")
+    move(page, ((left + right) / 2, (top + bottom) / 2))
+    said = page.evaluate("document.getElementById('tip').textContent")
+    assert state in said and "its last probe, step 21" in said and "on the way" not in said
+    assert "×: ended without a result" in page.evaluate("document.getElementById('legend').textContent")
+
+
+def test_a_cell_with_one_value_has_a_line_that_can_be_pressed(browser, tmp_path):
+    store = Store.open(tmp_path / "store")
+    experiment = Experiment(name="rates", run=runs.quickstart().run, grid={"train.learning_rate": [1e-5, 2e-5, 4e-5]})
+    cells = runs.cells_of(experiment)
+    for cell in cells[:2]:
+        write_explored(store, cell)
+    page = browser.open(build_report(store, experiment, cells, figures=False).explore)
+    page.wait_for("document.body.dataset.ready == 'yes' && document.querySelectorAll('#parallel .line').length == 3")
+    waiting = page.evaluate("document.querySelector('#table .chip.pending').closest('tr').dataset.key")
+    left, top, right, bottom = box(page, f"#parallel .line[data-key='{waiting}']")
+    assert right - left > 20
+    place = (right - 5, (top + bottom) / 2)
+    on_top = page.evaluate(f"document.elementFromPoint({place[0]}, {place[1]}).dataset.key")
+    assert on_top == waiting, "the axis does not cover it"
+    drag(page, place, place)
+    assert page.evaluate(SELECTED) == [waiting]
+    assert page.errors == []
+
+
+def test_a_finger_scrolls_what_is_wider_than_a_phone(page):
+    page.resize(420, 900, mobile=True)
+    page.send("Emulation.setTouchEmulationEnabled", enabled=True)
+    settle(page)
+    _, _, right, bottom = box(page, "#parallel .plot")
+    scrolled = "document.querySelector('#parallel .plot').scrollLeft"
+    assert page.evaluate(scrolled) == 0
+    for kind, x in [("touchStart", right - 60), *(("touchMove", right - 60 - 10 * i) for i in range(1, 20))]:
+        page.send("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": bottom - 30}])
+    page.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    page.wait_for(f"{scrolled} > 100", 10)

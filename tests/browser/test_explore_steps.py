@@ -5,11 +5,13 @@ import re
 import numpy as np
 import pytest
 
+from rcray.aggregate.estimates import t_quantile
 from rcray.aggregate.report import build_report
 from rcray.config import Experiment
 from rcray.store import Store
-from tests.browser.exploring import put, settle
+from tests.browser.exploring import SELECTED, box, drag, move, point_of_curve, put, settle
 from tests.report import runs
+from tests.report.explored import experiment as of_two_seeds
 from tests.report.explored import made_records, write_explored
 
 CURVE = "document.getElementById('curve-said').textContent"
@@ -87,4 +89,110 @@ def test_the_band_stands_upright_however_far_the_ratio_is(browser, tmp_path, off
     )
     heights = [y for y, _ in sorted(ticks, key=lambda tick: tick[1])]
     assert len(heights) > 1 and heights == sorted(heights, reverse=True), "greater is higher"
+    assert page.errors == []
+
+
+def test_a_curve_is_known_by_pointing_at_it(page, made):
+    """Its name is said, and its row, marks and line show it, as when any of those is pointed at."""
+    first, second = made.keys[0], made.keys[3]
+    for key in (first, second):
+        page.click(f"#table tr[data-key='{key}'] .name")
+    settle(page)
+    for key, other in ((first, second), (second, first)):
+        x, y = point_of_curve(page, key)
+        away = 4 if y > point_of_curve(page, other)[1] else -4
+        move(page, (x, y + away))  # beside it: a line is thin
+        label = page.evaluate(f"document.querySelector(\"#table tr[data-key='{key}'] .what\").textContent")
+        said = page.evaluate("document.getElementById('tip').textContent")
+        assert said.startswith(label) and re.search(r"step \d+: .?\d+\.\d+ nats$", said), said
+        shown = page.evaluate(
+            "[...document.querySelectorAll('.hover')].map((each) => [each.tagName, each.dataset.key])"
+        )
+        assert {own for _, own in shown} == {key} and {"TR", "path"} <= {tag for tag, _ in shown}
+        opacity = "Number(getComputedStyle(document.querySelector(\"#curves .curve[data-key='{}']\")).opacity)"
+        assert page.evaluate(opacity.format(other)) < 0.5 < page.evaluate(opacity.format(key))
+    move(page, (2, 2))
+    assert page.evaluate("document.getElementById('tip').hidden")
+    assert page.evaluate("document.querySelectorAll('.hover').length") == 0
+
+
+def test_a_press_on_a_curve_selects_it_and_one_beside_it_goes_to_the_step(page, made):
+    step = "Number(document.getElementById('step').value)"
+    key = made.keys[0]
+    page.click(f"#table tr[data-key='{key}'] .name")
+    settle(page)
+    place = point_of_curve(page, key, 0.5)
+    drag(page, place, place)
+    assert page.evaluate(SELECTED) == [] and page.evaluate(step) == 200, "let go, and no step was gone to"
+    page.click(f"#table tr[data-key='{key}'] .name")
+    settle(page)
+    x, y = point_of_curve(page, key, 0.5)
+    drag(page, (x, y), (x - 40, y))
+    assert page.evaluate(SELECTED) == [key] and page.evaluate(step) < 110, "a drag goes through the steps"
+    left, top, _, bottom = box(page, "#curves svg")
+    early = (left + 80, top + 25 if point_of_curve(page, key, 0.1)[1] > (top + bottom) / 2 else bottom - 60)
+    drag(page, early, early)
+    assert page.evaluate(SELECTED) == [key] and page.evaluate(step) < 60
+
+
+def test_curves_against_a_baseline_are_differences_seed_by_seed(page, made):
+    base, other = made.rows[0], made.rows[3]
+    page.click(f"#table [data-pin='{base.key}']")
+    page.wait_for("document.querySelectorAll('#table .range').length > 5")
+    page.click(f"#table tr[data-key='{other.key}'] .name")
+    settle(page)
+    moved = {}
+    for result in made.results():
+        if result.cell.run_id in (*base.setting.run_ids, *other.setting.run_ids):
+            z_w = result.dynamics(["probe_z_w"])["probe_z_w"]
+            moved[result.cell.run_id] = (z_w - z_w[0])[190]
+    pairs = zip(other.setting.run_ids, base.setting.run_ids, strict=True)
+    gaps = np.array([moved[own] - moved[pinned] for own, pinned in pairs])
+    mean, half = gaps.mean(), t_quantile(1) * gaps.std(ddof=1) / np.sqrt(2)
+    put(page, "step", 195)
+    said = page.evaluate(CURVE).replace("−", "-")
+    numbers = re.search(r": ([+-]\d+\.\d+) \[([+-]\d+\.\d+), ([+-]\d+\.\d+)\] \(step 191\)", said).groups()
+    assert [float(each) for each in numbers] == pytest.approx([mean, mean - half, mean + half], abs=6e-4)
+    pinned = page.evaluate("document.querySelector('#pinned strong').textContent")
+    assert "95% t-interval" in said and f"Each minus {pinned}." in said
+    heights = (
+        "[...new Set(document.querySelector(\"#curves .curve[data-key='{}']\")"
+        ".getAttribute('d').match(/ -?[\\d.]+/g))].length"
+    )
+    assert page.evaluate(heights.format(base.key)) == 1, "its own difference is none"
+    assert page.evaluate(heights.format(other.key)) > 5
+    assert page.evaluate("document.querySelectorAll('#curves .spread').length") == 1
+    assert "minus the pinned (nats)" in page.evaluate("document.getElementById('curves').textContent")
+    page.click("#seeds")
+    settle(page)
+    traces = page.evaluate("[...document.querySelectorAll('#curves .trace')].map((trace) => trace.dataset.trace)")
+    assert set(traces) == set(other.setting.run_ids)
+    page.click("#unpin")
+    settle(page)
+    assert "minus" not in page.evaluate("document.getElementById('curves').textContent")
+
+
+def test_a_difference_without_an_interval_says_why(browser, tmp_path):
+    store, several = Store.open(tmp_path / "store"), of_two_seeds(**{"train.seed": [1, 2, 3, 4]})
+    plain = [cell for cell in runs.cells_of(several) if not cell.config.calibration.enabled]
+    seeds = {"dpo": (1, 2), "cpo": (2, 3), "dil-bce": (3, 4)}
+    cells = [cell for cell in plain if cell.config.train.seed in seeds[cell.config.objective.name]]
+    for cell in cells:
+        write_explored(store, cell)
+    page = opened(browser, store, several, cells)
+    labels = page.evaluate("[...document.querySelectorAll('#table .what')].map((what) => what.textContent)")
+    page.click("#table [data-pin]")
+    page.wait_for("document.querySelectorAll('#table .range').length > 2")
+    said = page.evaluate(CURVE)
+    assert f"One seed in common, no interval: {labels[1]}." in said
+    assert f"No seed in common, difference of the means without an interval: {labels[2]}." in said
+    assert page.evaluate("document.querySelectorAll('#curves .curve').length") == 3
+    assert page.evaluate("document.querySelectorAll('#curves .spread').length") == 0
+    last = "[...document.querySelectorAll('#table tr[data-key]')].at(-1)"
+    words = page.evaluate(f"[...{last}.querySelectorAll('td.word')].map((word) => word.textContent)")
+    assert set(words) == {"no seed in common"}
+    page.evaluate(f"{last}.querySelector('[data-open]').click()")
+    settle(page)
+    titles = page.evaluate("[...document.querySelectorAll('#table .seed-row td[title]')].map((cell) => cell.title)")
+    assert "the pinned cell has no seed 3" in titles
     assert page.errors == []

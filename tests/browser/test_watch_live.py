@@ -61,6 +61,11 @@ def test_a_sweep_is_seen_as_it_goes(experiment, store, watch, browser, tmp_path)
         wait_for(lambda: len(read_live(run.path)) > 3, sweep, 300)
         key = page.evaluate("[...document.querySelectorAll('#table tr[data-key]')].at(-1).dataset.key")
         page.click(f"#table tr[data-key='{key}'] .name")
+        said = "document.getElementById('curve-said').textContent"
+        page.wait_for(f"{said}.includes('its next point comes at step')", 30)
+        step, began = read_live(run.path)[-1]["step"], time.monotonic()
+        page.wait_for(f"Number({said}.match(/is at step (\\d+)/)[1]) >= {step}")
+        assert time.monotonic() - began < SECONDS, "what is shown at first moves with the steps, before any choice"
         page.evaluate("(() => { const c = document.getElementById('curve'); c.value = 'loss';"
                       " c.dispatchEvent(new Event('change')); })()")  # fmt: skip
         late, reached, ends = [], [], set()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rcray.extras import EXTRAS
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rcray"
 
@@ -39,6 +41,7 @@ SHARED = {
     "records": {"files"},
     "store": {"errors", "files", "records"},
 }
+ALL_EXTRAS = tuple(module for modules in EXTRAS.values() for module in modules)
 HEAVY = ("torch", "ray", "mlflow", "transformers", "matplotlib")
 
 
@@ -163,6 +166,23 @@ def test_light_modules_import_nothing_heavy(name):
     code = f"import sys, {name}; print([n for n in {HEAVY!r} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "[]"
+
+
+#: What an import may have loaded beside Python's own modules; `torch` comes with whatever torch loads.
+CORE = {
+    "import rcray": {"rcray"},
+    "from rcray import load_experiment": {"rcray", "pydantic", "yaml"},
+    "from rcray import Calibrator, UpdateSteering, calibrate": {"rcray", "pydantic", "yaml", "torch", "numpy"},
+}
+
+
+@pytest.mark.parametrize("line", CORE)
+def test_the_cores_names_load_what_they_need_and_no_more(line):
+    """By what is loaded, and not by seconds: those are the slow test's of the wheel."""
+    known = ("rcray", "pydantic", "yaml", "numpy", "torch", "typer", "rich", "psutil", "jinja2", *ALL_EXTRAS)
+    code = f"{line}\nimport sys; print([name for name in {known!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    assert set(ast.literal_eval(done.stdout)) <= CORE[line]
 
 
 def sources() -> list[Path]:

@@ -11,9 +11,19 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+WORKFLOW, WEEKLY = (yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text()) for name in ("ci", "weekly"))
 JOBS = WORKFLOW["jobs"]
-LINES = [(name, step["run"]) for name, job in JOBS.items() for step in job["steps"] if "run" in step]
+ALL_JOBS = [*JOBS.items(), *WEEKLY["jobs"].items()]
+ROOM = "sudo rm -rf /usr/share/dotnet /usr/local/lib/android /opt/ghc"
+
+
+def lines_of(jobs):
+    """What jobs run, but for making room on the disk."""
+    steps = [(name, step["run"]) for name, job in jobs for step in job["steps"] if "run" in step]
+    return [(name, line) for name, line in steps if line != ROOM]
+
+
+LINES = lines_of(JOBS.items())
 
 
 def test_it_runs_for_every_change_with_no_rights_but_to_read():
@@ -21,6 +31,30 @@ def test_it_runs_for_every_change_with_no_rights_but_to_read():
     assert set(when) == {"push", "pull_request"} and when["push"]["branches"] == ["main"]
     assert WORKFLOW["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 60 for job in JOBS.values())
+
+
+def test_what_takes_hours_runs_once_a_week():
+    when = WEEKLY[True]
+    assert set(when) == {"schedule", "workflow_dispatch"} and len(when["schedule"]) == 1
+    minute, hour, day, month, weekday = when["schedule"][0]["cron"].split()
+    assert (day, month) == ("*", "*") and all(each.isdecimal() for each in (minute, hour, weekday))
+    assert WEEKLY["permissions"] == {"contents": "read"}
+    assert lines_of(WEEKLY["jobs"].items()) == [("slow", "make test-slow"), ("campaign", "make campaign")]
+    assert all(job["timeout-minutes"] <= 360 for job in WEEKLY["jobs"].values()), "a runner's own limit"
+
+
+def test_whoever_installs_torch_makes_room_for_it_first():
+    """The disk of a runner is full of tools that nothing here uses; the site alone is built without torch."""
+    without = [name for name, job in ALL_JOBS if job["steps"][2].get("run") != ROOM]
+    assert without == ["docs"]
+
+
+def test_the_slow_tests_of_what_is_shipped_run_for_every_change():
+    ((_, line),) = [each for each in LINES if each[0] == "slow"]
+    files = re.fullmatch(r'make test-slow ONLY="([^"]+)"', line).group(1).split()
+    assert [Path(file).stem for file in files] == ["test_wheel", "test_walkthrough", "test_site"]
+    for file in files:
+        assert "pytest.mark.slow" in (ROOT / file).read_text(), file
 
 
 def test_it_runs_what_ci_runs_builds_the_wheel_and_the_site():
@@ -58,7 +92,9 @@ def test_the_job_that_opens_the_pages_skips_nothing(tmp_path, needed):
 
 
 @pytest.mark.parametrize(
-    "line", [line for _, line in LINES] + [(ROOT / ".ci/run").read_text()], ids=lambda line: line[:24]
+    "line",
+    [line for _, line in lines_of(ALL_JOBS)] + [ROOM] + [(ROOT / ".ci/run").read_text()],
+    ids=lambda line: line[:24],
 )
 def test_every_line_is_shell(line):
     subprocess.run(["bash", "-n", "-c", line], check=True)
@@ -76,7 +112,7 @@ def test_what_ci_names_of_the_tests_is_there():
 
 def test_jobs_begin_with_a_checkout_and_the_oldest_python():
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
-    for job in JOBS.values():
+    for _, job in ALL_JOBS:
         first, second = job["steps"][:2]
         assert first["uses"].startswith("actions/checkout@v")
         assert second["uses"].startswith("actions/setup-python@v") and second["with"]["python-version"] == oldest

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rcray.aggregate.collect import CellResult
+from rcray.aggregate.estimates import t_quantile
 from rcray.aggregate.explore.curves import pack
 from rcray.aggregate.frame import ACCURACY, DRIFT_L, DRIFT_W, MARGIN, SHARE, is_benchmark
 from rcray.aggregate.groups import (
@@ -158,11 +159,13 @@ def table_of(results: Sequence[CellResult], unit: str) -> dict[str, Any]:
     rows, numbers = rows_of(results), numbers_of(results, unit)
     fields, values = fields_of(rows)
     several = has_seeds(row.setting for row in rows)
+    most = max((len(row.setting.results) for row in rows), default=1)
     return {
         "numbers": [asdict(number) for number in numbers],
         "notes": notes_of(results),
         "fields": fields,
         "several": several,
+        "t95": [t_quantile(seeds - 1) for seeds in range(2, most + 1)],  # of a mean over 2 seeds, 3, ...
         "groups": [
             {
                 "key": row.key,

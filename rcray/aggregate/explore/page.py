@@ -30,8 +30,8 @@ MOST_RUNS = 1000  # that a page holds: 30 MB
 _MANY_RUNS = 60  # past which curves have fewer points, so that a page stays at a few megabytes
 #: In the order in which they are joined: each uses what stands before it.
 SCRIPTS = (
-    "format.js", "state.js", "source.js", "view.js", "chart.js", "table.js", "overview.js", "parallel.js", "steps.js",
-    "pairs.js", "main.js",
+    "format.js", "state.js", "source.js", "view.js", "chart.js", "table.js", "overview.js", "parallel.js", "curves.js",
+    "steps.js", "pairs.js", "main.js",
 )  # fmt: skip
 
 
@@ -102,6 +102,7 @@ def run_of(result: CellResult, *, doing: Progress | None = None, points: int = P
         "note": result.note,
         "step": max(result.step, recorded),
         "total": result.total_steps,
+        "probe_every": result.cell.config.train.probe_every,
         "seconds": result.seconds,
         "values": values_of(result),
         "curves": curves,

@@ -126,10 +126,11 @@ const SHAPES = {
   update: (r) => `M0 ${-r * 1.3}L${r * 1.3} 0L0 ${r * 1.3}L${-r * 1.3} 0Z`,
   normalised: (r) => `M0 ${-r * 1.2}L${r * 1.1} ${r * 0.8}L${-r * 1.1} ${r * 0.8}Z`,
 };
+const CROSS = (r) => `M${-r} ${-r}L${r} ${r}M${-r} ${r}L${r} ${-r}`; // ended without a result, whatever its kind
 const markOf = (group, x, y, r = 5.5, extra = "") =>
   draw("path", {
     class: `mark ${group.colour} ${group.kind === "none" ? "open" : ""} ${extra}`,
-    d: (SHAPES[group.kind] ?? SHAPES.update)(r),
+    d: extra.includes("ended") ? CROSS(r) : (SHAPES[group.kind] ?? SHAPES.update)(r),
     transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`,
     "data-key": group.key,
   });

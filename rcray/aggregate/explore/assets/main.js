@@ -33,7 +33,7 @@ const paintBar = () => {
   const hidden = [...state.selected].filter((key) => data.groups.has(key)).length - count;
   const more = choosing() && hidden > 0 ? `, ${hidden} more hidden by the filter` : "";
   $("chosen").textContent = choosing() ? `${count} of ${data.groups.size} selected${more}` : inView();
-  $("clear").hidden = !choosing();
+  $("clear").hidden = !choosing() && state.step === null;
   const base = state.base && data.groups.get(state.base);
   $("pinned").replaceChildren(...(base ? ["against ", el("strong", {}, base.label)] : []));
   $("unpin").hidden = !base;
@@ -43,14 +43,17 @@ const paintBar = () => {
   if ($("filter").value !== state.filter) $("filter").value = state.filter;
 };
 onPaint(["data", "filter"], paintHead);
-onPaint(["data", "selected", "base", "filter"], paintBar);
+onPaint(["data", "selected", "brushes", "base", "filter", "step"], paintBar);
 
-// The command that runs the cells in view: the file's own, with --only where it is not all of them; and what to know
-// of it, or why there is none.
+// The command that runs the cells in view, and the baseline that they are held against: the file's own, with --only
+// where it is not all of them; and what to know of it, or why there is none.
 const commandOf = () => {
-  const wanted = new Set(chosenGroups().flatMap((group) => group.runs));
+  const chosen = chosenGroups();
+  const base = chosen.length ? baseline() : null;
+  const wanted = new Set([...chosen, ...(base ? [base] : [])].flatMap((group) => group.runs));
   const lines = [];
-  let note = data.head.no_command || (wanted.size ? "" : NOTHING_CHOSEN);
+  const added = base && !chosen.includes(base) ? "The command has the pinned cell, too." : "";
+  let note = data.head.no_command || (wanted.size ? added : NOTHING_CHOSEN);
   for (const {text, runs, searches} of data.head.commands) {
     const own = runs.filter((id) => wanted.has(id));
     own.forEach((id) => wanted.delete(id));

@@ -2,7 +2,15 @@
 
 const indexOf = (key) => data.head.numbers.findIndex((number) => number.key === key);
 
-// Where a setting stands, by two numbers; one that has none yet stands where its newest probe is.
+// The states of a setting's runs in words, none where all are done; `ended`: none goes on, and not all are done.
+const fateOf = (group) => {
+  const own = states(group);
+  if (own.every((word) => word === "ok" || word === "cached")) return {said: "", ended: false};
+  const words = statesOf(group).map(([word, count]) => (own.length > 1 ? `${count} ${word}` : word));
+  return {said: words.join(", "), ended: !own.some((word) => word === "running" || word === "pending")};
+};
+
+// Where a setting stands, by two numbers; one that has none stands where its newest probe is.
 const placeOf = (group, [first, second], columns) => {
   const [x, y] = [first, second].map((index) => (index < 0 ? {word: ""} : numberOf(group, index)));
   if (x.word === undefined && y.word === undefined) return {x, y};
@@ -10,7 +18,9 @@ const placeOf = (group, [first, second], columns) => {
   const curves = columns.map((column) => meanOf(group, column));
   if (!curves.every((curve) => curve.x.length)) return null;
   const [a, b] = curves.map((curve) => curve.y[curve.y.length - 1]);
-  return Number.isFinite(a) && Number.isFinite(b) ? {x: {value: a}, y: {value: b}, passing: true} : null;
+  if (!Number.isFinite(a) || !Number.isFinite(b)) return null;
+  const step = curves[0].x[curves[0].x.length - 1];
+  return {x: {value: a}, y: {value: b}, probe: step};
 };
 
 // The way there, on the probe set, as far as the step that is looked at.
@@ -85,17 +95,16 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
         layer.append(draw("line", {class: `whisker ${group.colour}`, ...ends}));
       }
     }
-    const mark = markOf(
-      group,
-      X(x),
-      Y(y),
-      5.5,
-      `${dim ? "dim" : ""} ${place.passing ? "passing" : ""} ${own ? "own" : ""}`,
-    );
+    const fate = fateOf(group);
+    const standing = place.probe === undefined ? "" : fate.ended ? "ended" : "passing";
+    const mark = markOf(group, X(x), Y(y), 5.5, `${dim ? "dim" : ""} ${standing} ${own ? "own" : ""}`);
     mark.addEventListener("pointermove", (event) => {
       hover(group.key);
       const said = keys.map((key, i) => indices[i] >= 0 && sentence(group, indices[i])).filter(Boolean);
-      tip.show(event, group.label, ...(place.passing ? ["on the way: newest probe"] : said));
+      const which = fate.ended ? "its last" : fate.said ? "on the way: newest" : "not evaluated: last";
+      const measured = place.probe === undefined ? said : [`${which} probe, step ${place.probe}`];
+      const lines = [fate.said, ...measured];
+      tip.show(event, group.label, ...lines.filter(Boolean));
     });
     mark.addEventListener("pointerleave", () => {
       hover(null);
@@ -109,12 +118,12 @@ const scatter = (card, {keys, columns, percent, titles, zero, corners}) => {
 };
 
 const sentence = (group, index) => {
-  const [number, found] = [data.head.numbers[index], numberOf(group, index)];
-  if (found.word !== undefined) return `${number.title}: ${found.word}`;
-  const half = Number.isFinite(found.half)
-    ? ` (95%: ${shown(number, found.value - found.half)} to ${shown(number, found.value + found.half)})`
+  const [number, entry] = [data.head.numbers[index], numberOf(group, index)];
+  if (entry.word !== undefined) return `${number.title}: ${entry.word}`;
+  const half = Number.isFinite(entry.half)
+    ? ` (95%: ${shown(number, entry.value - entry.half)} to ${shown(number, entry.value + entry.half)})`
     : "";
-  return `${number.title} ${shown(number, found.value, number.sign || found.difference)}${number.unit ? ` ${number.unit}` : ""}${half}`;
+  return `${number.title} ${shown(number, entry.value, number.sign || entry.difference)}${number.unit ? ` ${number.unit}` : ""}${half}`;
 };
 
 // What each quarter means, in whichever of its corners no mark lies. Where there is no room for the name, it is left
@@ -138,8 +147,11 @@ const cornersOf = ({layer, X, Y, left, top, inner, tall}, corners, marks) => {
   });
 };
 
-// A press on a mark selects it or lets it go; a drag selects what lies in the rectangle, with shift in addition.
-const brushed = (card, plot, marks) => {
+// A press on a mark selects it or lets it go; a drag selects what lies in the rectangle, with shift in addition. What a
+// zoom leaves outside of the frame is neither seen nor selected.
+const brushed = (card, plot, all) => {
+  const {left, top, inner, tall} = plot;
+  const marks = all.filter(([, x, y]) => x >= left && x <= left + inner && y >= top && y <= top + tall);
   let box = null;
   dragging(card, {
     cancel: () => {
@@ -218,10 +230,16 @@ const paintOverview = () => {
         kind === "none" ? "no calibration (no RC)" : kind,
       ),
     ),
+    [...data.groups.values()].some((group) => !states(group).some((word) => word === "ok" || word === "cached"))
+      ? el("span", {class: "key"}, "dashed mark: on the way, at its newest probe; ×: ended without a result, at its last")
+      : "",
     el("span", {class: "key"}, "drag: select the marks in a rectangle, with Shift in addition"),
     el("span", {class: "key"}, "of selected cells: thin line, the way on the probe set; cross, the 95% interval"),
   );
   $("notes").replaceChildren(...data.head.notes.map((note) => el("p", {}, symbols(note))));
 };
-onPaint(["data", "selected", "base", "filter", "zoom", "step", "differences", "size"], paintOverview);
+// A step moves a mark along the ways of selected cells, and nothing else here.
+const paintWays = () => state.selected.size && !baseline() && paintOverview();
+onPaint(["data", "selected", "base", "filter", "zoom", "differences", "size"], paintOverview);
+onPaint(["step"], paintWays);
 onPaint(["news"], paintProbes);

@@ -1,8 +1,8 @@
 // Held-out pairs of the run in focus: all of them as points, the worst token by token; samples before and after.
 
-const NO_PAIRS = {run: null, found: null, problem: ""};
+const NO_PAIRS = {run: null, details: null, problem: ""};
 let shownPairs = NO_PAIRS;
-const pairsNow = () => (shownPairs.run === focus() ? shownPairs.found : null);
+const pairsNow = () => (shownPairs.run === focus() ? shownPairs.details : null);
 
 const loadPairs = async () => {
   const id = focus();
@@ -13,14 +13,14 @@ const loadPairs = async () => {
   if (!id) return;
   const base = state.base;
   try {
-    const [found, other] = await Promise.all([source.details(id), loadBase(id)]);
+    const [details, other] = await Promise.all([source.details(id), loadBase(id)]);
     if (focus() !== id || state.base !== base) return;
-    const same = shownPairs.found?.runs === found.runs && shownPairs.base === base;
-    shownPairs = {run: id, found, base, problem: ""};
+    const same = shownPairs.base === base && JSON.stringify(shownPairs.details?.detail) === JSON.stringify(details.detail);
+    shownPairs = {run: id, details, base, problem: ""};
     basePairs = other;
     if (!same) repaint("pairs");
   } catch (error) {
-    if (focus() !== id || shownPairs.found) return;
+    if (focus() !== id || shownPairs.details) return;
     shownPairs = {...NO_PAIRS, run: id, problem: `Its pairs could not be read: ${error.message}`};
     repaint("pairs");
   }
@@ -35,25 +35,25 @@ const loadBase = async (id) => {
   if (!data.runs[same] || same === id || data.runs[same].unit !== data.runs[id].unit) return null;
   return {...(await source.details(same)), seed: data.runs[same].seed};
 };
-const driftIn = (found, name) => {
-  const pairs = found?.detail.pairs;
+const driftIn = (details, name) => {
+  const pairs = details?.detail.pairs;
   if (!pairs) return null;
-  pairs.index ??= new Map(found.names[pairs[0]].map((each, i) => [each, i]));
+  pairs.index ??= new Map(details.names[pairs[0]].map((each, i) => [each, i]));
   pairs.drifts ??= [unpack(pairs[1]), unpack(pairs[2])];
   const i = pairs.index.get(name);
   return i === undefined ? null : pairs.drifts.map((values) => values[i]);
 };
 
 const paintPairs = () => {
-  const [id, found] = [focus(), pairsNow()];
-  const detail = found?.detail ?? {};
+  const [id, details] = [focus(), pairsNow()];
+  const detail = details?.detail ?? {};
   $("pairs-note").textContent = id ? `of ${groupOfRun(id)?.label}, seed ${data.runs[id].seed}` : NOTHING_CHOSEN;
   $("pairs").querySelector(".two").hidden = !id;
   if (!id) {
     $("pair").hidden = true;
     return paintSamples([]);
   }
-  if (!found) {
+  if (!details) {
     const why = shownPairs.problem || "Its pairs are being read …";
     nothing("cloud", why);
     $("worst-list").replaceChildren(el("li", {class: "soft"}, why));
@@ -62,26 +62,26 @@ const paintPairs = () => {
     $("pair").hidden = true;
     return paintSamples([]);
   }
-  paintCloud(found, detail);
-  paintWorst(id, found);
-  paintPair(found);
+  paintCloud(details, detail);
+  paintWorst(id, details);
+  paintPair(details);
   paintSamples(detail.samples ?? []);
 };
 
-const paintWorst = (id, found) => {
-  const worst = found.detail.displaced ?? [];
+const paintWorst = (id, details) => {
+  const worst = details.detail.displaced ?? [];
   // Both numbers as the run's evaluation has them, in its unit; where it kept none, the sums over tokens.
-  const measured = worst.every(([number]) => driftIn(found, found.texts[number].row));
+  const measured = worst.every(([number]) => driftIn(details, details.texts[number].row));
   const unit = measured ? data.runs[id].unit : "nats";
   const items = worst.map(([number, ...logps]) => {
-    const text = found.texts[number];
-    const [w, l] = measured ? driftIn(found, text.row) : changesOf(logps);
+    const text = details.texts[number];
+    const [w, l] = measured ? driftIn(details, text.row) : changesOf(logps);
     return el(
       "li",
       {},
       el(
         "button",
-        {type: "button", "data-pair": text.row, "aria-pressed": String(text.row === chosenPair(found))},
+        {type: "button", "data-pair": text.row, "aria-pressed": String(text.row === chosenPair(details))},
         el("span", {class: "drift"}, moved(w, unit)),
         el("span", {class: "drift soft"}, moved(l, unit)),
         el("span", {class: "prompt"}, text.prompt),
@@ -89,7 +89,7 @@ const paintWorst = (id, found) => {
     );
   });
   const none = () =>
-    found.detail.problem ?? (data.runs[id].state === "ok" ? "Its evaluation kept no tokens." : "Not evaluated yet.");
+    details.detail.problem ?? (data.runs[id].state === "ok" ? "Its evaluation kept no tokens." : "Not evaluated yet.");
   const list = items.length ? items : [el("li", {class: "soft"}, none())];
   keepFocus($("worst-list"), () => $("worst-list").replaceChildren(...list));
   $("worst-head").replaceChildren(
@@ -97,8 +97,8 @@ const paintWorst = (id, found) => {
     "Prompt",
   );
   $("worst-head").hidden = !worst.length;
-  const cut = found.most && worst.length >= found.most;
-  const more = cut ? `; this file has ${found.most} of each run, rcray watch all` : "";
+  const cut = details.most && worst.length >= details.most;
+  const more = cut ? `; this file has ${details.most} of each run, rcray watch all` : "";
   $("worst-unit").textContent = worst.length ? `changes in ${unit}${more}` : "";
 };
 const moved = (value, unit) => fixed(value, unit === "nats" ? 2 : 3, true); // a mean per token is smaller
@@ -106,16 +106,16 @@ const changesOf = (logps) => {
   const sums = logps.map((text) => unpack(text).reduce((sum, value) => sum + value, 0));
   return [sums[1] - sums[0], sums[3] - sums[2]];
 };
-const chosenPair = (found) => {
-  const worst = found.detail.displaced ?? [];
-  if (state.pair && driftIn(found, state.pair)) return state.pair;
-  return worst.length ? found.texts[worst[0][0]].row : null;
+const chosenPair = (details) => {
+  const worst = details.detail.displaced ?? [];
+  if (state.pair && driftIn(details, state.pair)) return state.pair;
+  return worst.length ? details.texts[worst[0][0]].row : null;
 };
 
-const paintCloud = (found, detail) => {
+const paintCloud = (details, detail) => {
   if (!detail.pairs) return nothing("cloud", "No pair was measured yet.");
-  const names = found.names[detail.pairs[0]];
-  driftIn(found, names[0]);
+  const names = details.names[detail.pairs[0]];
+  driftIn(details, names[0]);
   const [w, l] = detail.pairs.drifts;
   const {unit} = data.runs[focus()];
   const plot = frame("cloud", {
@@ -127,9 +127,9 @@ const paintCloud = (found, detail) => {
   });
   const {layer, X, Y} = plot;
   zeroLines(plot);
-  const texts = new Map((detail.displaced ?? []).map(([number]) => [found.texts[number].row, found.texts[number]]));
+  const texts = new Map((detail.displaced ?? []).map(([number]) => [details.texts[number].row, details.texts[number]]));
   const colour = groupOfRun(focus())?.colour ?? "";
-  const chosen = chosenPair(found);
+  const chosen = chosenPair(details);
   names.forEach((name, i) => {
     if (!Number.isFinite(w[i]) || !Number.isFinite(l[i])) return;
     const kept = texts.get(name);
@@ -204,13 +204,13 @@ $("pair").addEventListener("keydown", (event) => {
   stepTo(token, event.key === "ArrowLeft" ? token.previousElementSibling : token.nextElementSibling);
 });
 
-const paintPair = (found) => {
-  const name = chosenPair(found);
+const paintPair = (details) => {
+  const name = chosenPair(details);
   const box = $("pair");
   box.hidden = !name;
   if (!name) return;
-  const entry = (found.detail.displaced ?? []).find(([number]) => found.texts[number].row === name);
-  const drift = driftIn(found, name);
+  const entry = (details.detail.displaced ?? []).find(([number]) => details.texts[number].row === name);
+  const drift = driftIn(details, name);
   const other = state.base && driftIn(basePairs, name);
   const {unit} = data.runs[focus()];
   const both = ([w, l]) => `${moved(w, unit)}, ${moved(l, unit)}`;
@@ -229,7 +229,7 @@ const paintPair = (found) => {
       head,
       el("p", {class: "soft"}, "Text and tokens are kept of the most displaced pairs only (evaluation.displaced)."),
     );
-  const text = found.texts[entry[0]];
+  const text = details.texts[entry[0]];
   const logps = entry.slice(1).map(unpack);
   const [w, l] = changesOf(entry.slice(1));
   box.replaceChildren(

@@ -84,6 +84,15 @@ const within = (axes, brushes) =>
     )
     .map((group) => group.key);
 
+// A cell with a value on one axis and none on its neighbours has a stub there, long enough to look out from the axis.
+const STUB = 30;
+const wayThrough = (xs, ys) => {
+  const alone = (_, i) => Number.isFinite(ys[i]) && ![ys[i - 1], ys[i + 1]].some(Number.isFinite);
+  const stubs = xs.flatMap((x, i) => (alone(x, i) ? [`M${x.toFixed(1)} ${ys[i].toFixed(1)}h${STUB}`] : []));
+  const parts = ys.map((y, i) => (alone(y, i) ? NaN : y));
+  return lineOf(xs, parts) + stubs.join("");
+};
+
 const paintParallel = () => {
   const axes = axesOf();
   const box = $("parallel").querySelector(".plot");
@@ -102,7 +111,7 @@ const paintParallel = () => {
   const svg = draw("svg", {width: wide, height: top + tall + 26, role: "group", "aria-label": named});
   const more = data.head.numbers.length - AXES;
   const rest = more > 0 ? ` ${more} more ${more === 1 ? "number is" : "numbers are"} in the table.` : "";
-  $("parallel-note").textContent = `Drag along an axis, or select a word, to choose cells.${rest}`;
+  $("parallel-note").textContent = `Drag along an axis, or select words, to choose cells.${rest}`;
   const lines = draw("g", {class: "lines"});
   const groups = visible().sort((a, b) => isShown(a.key) - isShown(b.key));
   for (const group of groups) {
@@ -111,7 +120,7 @@ const paintParallel = () => {
       draw("path", {
         class: `line ${group.colour} ${isShown(group.key) ? "" : "dim"} ${state.selected.has(group.key) ? "chosen" : ""}`,
         "data-key": group.key,
-        d: lineOf(
+        d: wayThrough(
           places.map((_, i) => X(i)),
           places.map((place) => (place === null ? NaN : Y(place))),
         ),
@@ -166,11 +175,11 @@ const axisOf = (axis, axes, x, Y, top, tall, svg) => {
         },
         [],
       );
-      word.addEventListener("click", () => brush(axes, axis.key, [text]));
+      word.addEventListener("click", () => toggleWord(axes, axis.key, text));
       word.addEventListener("keydown", (event) => {
         if (event.key !== "Enter" && event.key !== " ") return;
         event.preventDefault();
-        brush(axes, axis.key, [text]);
+        toggleWord(axes, axis.key, text);
       });
     }
     part.append(word);
@@ -214,9 +223,15 @@ const axisOf = (axis, axes, x, Y, top, tall, svg) => {
   return part;
 };
 
+const toggleWord = (axes, key, word) => {
+  const chosen = state.brushes[key] ?? [];
+  brush(axes, key, chosen.includes(word) ? chosen.filter((each) => each !== word) : [...chosen, word]);
+};
+
+// A range of values, or words; none of them: the axis chooses nothing any more.
 const brush = (axes, key, range) => {
   const brushes = {...state.brushes};
-  if (range) brushes[key] = range;
+  if (range?.length) brushes[key] = range;
   else delete brushes[key];
   const keys = Object.keys(brushes).length ? within(axes, brushes) : [];
   select(keys, brushes);

@@ -1,7 +1,7 @@
 // Where the data comes from: the page itself, or the server that it came from. Both answer alike.
 
 const COLOURS = 12; // of style.css
-const data = {head: null, runs: {}, groups: new Map(), means: new Map(), news: new Set(), version: 0};
+const data = {head: null, runs: {}, groups: new Map(), means: new Map(), gaps: new Map(), news: new Set(), version: 0};
 const LIVE = document.body.dataset.live === "yes";
 const POLL = 1500; // milliseconds
 
@@ -57,11 +57,12 @@ const served = () => {
   const at = (what) => remember(async (key) => ask(`${what}/${encodeURIComponent(key)}`));
   const [details, records, differences] = [at("details"), at("records"), at("differences")];
   const now = (run) => `${data.runs[run]?.step} ${data.runs[run]?.state}`; // what it was then is not what it is
+  const evaluated = (run) => `${now(run)} ${data.headVersion}`; // a later evaluation changes the tables, and no step
   return {
     load: () => ask(`state?after=${data.version}`),
     details: async (run) => {
-      const found = await details(run, now(run));
-      return {...found, detail: found.runs[run] ?? {}};
+      const answer = await details(run, evaluated(run));
+      return {...answer, detail: answer.runs[run] ?? {}};
     },
     records: (run) => records(run, now(run)),
     differences: (base) => differences(base, data.headVersion), // a step more of a running cell does not change them
@@ -76,6 +77,7 @@ const take = (said) => {
   const same = said.head_version !== undefined && said.head_version === data.headVersion;
   data.version = said.version ?? 1;
   Object.assign(data.runs, said.runs);
+  data.gaps.clear();
   for (const run of Object.keys(said.runs)) {
     data.news.add(run);
     data.means.delete(groupOfRun(run)?.key);
@@ -151,7 +153,7 @@ const meanCurve = (curves) => {
     count > 1 ? Math.sqrt(Math.max(0, (squares - count * y[i] ** 2) / (count - 1))) : 0,
   );
   const fewer = x[all.map(({count}) => count).lastIndexOf(seeds) + 1] ?? null;
-  return {x, y, spread, seeds, width, fewer};
+  return {x, y, spread, seeds, width, fewer, counts: all.map(({count}) => count)};
 };
 
 // The bucket that a step lies in: its place, its first and its last step. Where every point is one step, that one.

@@ -3,7 +3,7 @@
 const fresh = () => ({
   selected: new Set(), // keys of settings; none: all of them
   base: null, // the pinned setting
-  step: null, // null: the last one
+  step: null, // null: the last one, whichever that is by now
   curve: null,
   seeds: false,
   filter: "",
@@ -35,7 +35,7 @@ const readHash = () => {
     try {
       const [path, ...range] = JSON.parse(part);
       const words = range.every((value) => typeof value === "string");
-      if (words || (range.length === 2 && range[0] <= range[1])) view.brushes[path] = range; // no word: none is chosen
+      if (range.length && (words || (range.length === 2 && range[0] <= range[1]))) view.brushes[path] = range;
     } catch {
       // of another version, or cut off on its way: the cells that it chose are named anyway
     }
@@ -127,7 +127,7 @@ const change = (patch) => {
 const onPaint = (needs, paint) => painters.push([needs, paint]);
 
 const select = (keys, brushes = {}) => change({selected: new Set(keys), brushes});
-const clear = () => change({selected: new Set(), brushes: {}, run: null, pair: null});
+const clear = () => change({selected: new Set(), brushes: {}, run: null, pair: null, step: null});
 const toggle = (key) => {
   const selected = new Set(state.selected);
   if (!selected.delete(key)) selected.add(key);

@@ -1,4 +1,4 @@
-// Over the steps: a curve of every chosen setting, and at one step the band and the move of one run.
+// Over the steps: at one of them the band and the move of one run; what goes through the steps.
 
 let finer = {run: null, key: "", curves: null}; // of the run in focus, every point that was recorded
 const refine = async () => {
@@ -16,108 +16,6 @@ const refine = async () => {
 const focusCurve = (column) => {
   const id = focus();
   return id && curveOf(data.runs[id], column, finer.run === id ? finer.curves : null);
-};
-
-const cursor = (plot, step) =>
-  plot.layer.append(
-    draw("line", {class: "cursor", x1: plot.X(step), x2: plot.X(step), y1: plot.top, y2: plot.top + plot.tall}),
-  );
-const scrub = (card, plot) => {
-  const go = (_, [x]) => change({step: Math.max(1, Math.min(lastStep(), Math.round(plot.unX(x))))});
-  dragging(card, {start: (from) => go(null, from), move: go, end: go});
-};
-
-const paintCurves = () => {
-  const choice = data.head.choices.find((each) => each.key === state.curve) ?? data.head.choices[0];
-  offer(
-    $("curve"),
-    data.head.choices.map((each) => [each.key, each.title]),
-    choice.key,
-  );
-  $("curve-title").replaceChildren(...symbols(choice.title));
-  $("curve-title").title = choice.help;
-  const base = data.groups.get(state.base);
-  const groups = [...new Set([...chosenGroups(), ...(base ? [base] : [])])].filter(
-    (group) => meanOf(group, choice.key).x.length,
-  );
-  if (!groups.length) {
-    $("curve-said").textContent = "";
-    const stepped = runsToShow().some((id) => data.runs[id].curves?.x);
-    const why = stepped ? "These cells have no record of this." : "No step was recorded yet.";
-    return nothing("curves", chosenGroups().length ? why : NOTHING_CHOSEN);
-  }
-  const few = groups.length <= 12;
-  const values = groups.flatMap((group) => {
-    const {y, spread} = meanOf(group, choice.key);
-    return few ? y.flatMap((value, i) => [value - spread[i], value + spread[i]]) : y;
-  });
-  const plot = frame("curves", {
-    x: [0, endStep()],
-    y: padded(extent(values)),
-    xTicks: stepTicks(endStep()),
-    xTitle: "step",
-    yTitle: choice.unit,
-    height: 250,
-    left: 56,
-  });
-  const {layer, X, Y} = plot;
-  for (const group of groups) {
-    const {x, y, spread, seeds} = meanOf(group, choice.key);
-    const xs = x.map(X);
-    if (few && seeds > 1)
-      layer.append(
-        draw("path", {
-          class: `spread ${group.colour}`,
-          d: areaOf(
-            xs,
-            y.map((value, i) => Y(value - spread[i])),
-            y.map((value, i) => Y(value + spread[i])),
-          ),
-        }),
-      );
-    if (state.seeds) {
-      for (const id of group.runs) {
-        const curve = data.runs[id] && curveOf(data.runs[id], choice.key);
-        if (curve?.x.length)
-          layer.append(
-            draw("path", {
-              class: `trace ${group.colour}`,
-              "data-trace": id,
-              d: lineOf(Array.from(curve.x, X), Array.from(curve.y, Y)),
-            }),
-          );
-      }
-    }
-    layer.append(
-      draw("path", {
-        class: `curve ${group.colour}`,
-        "data-key": group.key,
-        "data-last": x[x.length - 1],
-        "stroke-dasharray": dashOf(group),
-        d: lineOf(xs, y.map(Y)),
-      }),
-    );
-  }
-  cursor(plot, stepNow());
-  const said = groups.slice(0, 4).map((group) => {
-    const mean = meanOf(group, choice.key);
-    const {i} = bucketAt(mean, stepNow());
-    const place = mean.x[i];
-    const elsewhere = mean.width > 1 ? place < stepNow() : place !== stepNow();
-    const about = [
-      elsewhere ? `step ${place}` : "",
-      mean.fewer === null ? "" : `over fewer seeds from step ${mean.fewer}`,
-    ].filter(Boolean);
-    return `${group.label}: ${fixed(mean.y[i], 3)}${about.length ? ` (${about.join(", ")})` : ""}`;
-  });
-  const width = Math.max(...groups.map((group) => meanOf(group, choice.key).width));
-  const where = width > 1 ? `Around step ${stepNow()}, means of ${width} steps` : `Step ${stepNow()}`;
-  $("curve-said").textContent = [
-    `${where}${choice.unit ? ` (${choice.unit})` : ""}. ${said.join("; ")}${groups.length > 4 ? "; …" : "."}`,
-    few && data.head.several ? "Band: ± one standard deviation over seeds." : "",
-    base ? "Curves stay as they are: they are no differences from the pinned cell." : "",
-  ].join(" ");
-  scrub("curves", plot);
 };
 
 const paintBand = () => {
@@ -289,11 +187,9 @@ const paintScrubber = () => {
   $("zoom").checked = state.zoom;
 };
 
-const VIEW = ["data", "news", "selected", "filter", "step", "run", "size"];
-onPaint(VIEW, paintScrubber);
-onPaint([...VIEW, "curve", "seeds", "base"], paintCurves);
-onPaint([...VIEW, "finer"], paintBand);
-onPaint(VIEW, paintMoves);
+onPaint([...VIEW, "step"], paintScrubber);
+onPaint([...VIEW, "step", "finer"], paintBand);
+onPaint([...VIEW, "step"], paintMoves);
 onPaint(["data", "news", "selected", "filter", "run"], refine);
 
 let playing = null;
@@ -310,11 +206,11 @@ $("play").addEventListener("click", () => {
   let step = stepNow() >= lastStep() ? 1 : stepNow();
   playing = setInterval(() => {
     step = Math.min(lastStep(), step + Math.max(1, Math.round(lastStep() / 120)));
-    change({step});
+    goTo(step);
     if (step >= lastStep()) stopPlaying();
   }, 60);
 });
-$("step").addEventListener("input", (event) => change({step: Number(event.target.value)}));
+$("step").addEventListener("input", (event) => goTo(Number(event.target.value)));
 $("curve").addEventListener("change", (event) => change({curve: event.target.value}));
 $("run").addEventListener("change", (event) => change({run: event.target.value, pair: null}));
 $("seeds").addEventListener("change", (event) => change({seeds: event.target.checked}));

@@ -4,6 +4,7 @@ let against = null; // differences from the pinned setting, once they are there
 
 // A number of a setting as it is asked for now: its value and half of its interval, or a word.
 const APART = "not comparable";
+const NO_SEED = "no seed in common";
 const numberOf = (group, index) => {
   const said = group.numbers[index];
   const base = data.groups.get(state.base);
@@ -11,45 +12,55 @@ const numberOf = (group, index) => {
     const number = against?.metrics.indexOf(data.head.numbers[index].key) ?? -1;
     const [value, half, paired] = against?.of[group.key]?.[number] ?? [];
     if (Number.isFinite(value)) return {value, half, paired: paired === 1, difference: true};
-    return {word: whyNone(said, base.numbers[index], number)};
+    return {word: whyNone(group, said, base.numbers[index], number)};
   }
   return typeof said === "string" ? {word: said} : {value: said[0], spread: said[1], half: said[2]};
 };
-const whyNone = (said, pinned, number) => {
+const whyNone = (group, said, pinned, number) => {
   if (typeof said === "string") return said;
   if (typeof pinned === "string") return `baseline ${pinned === "–" ? "has none" : pinned}`;
   if (!against) return "…";
-  return number < 0 ? "not here" : APART;
+  if (number < 0) return "not here";
+  return shareSeeds(group, data.groups.get(state.base)) ? APART : NO_SEED;
+};
+// Settings of one run each are compared whatever their seeds are.
+const shareSeeds = (group, base) => {
+  const measured = (run) => run && Object.keys(run.values).length > 0;
+  const seeds = (each) => each.runs.map((id) => data.runs[id]).filter(measured).map((run) => run.seed);
+  const single = group.runs.length === 1 && base.runs.length === 1;
+  return single || seeds(group).some((seed) => seeds(base).includes(seed));
 };
 
-const numberCell = (number, found) => {
-  if (found.word !== undefined) return el("td", {class: "right word"}, found.word);
-  if (!found.difference) {
+const numberCell = (number, entry) => {
+  if (entry.word !== undefined) return el("td", {class: "right word"}, entry.word);
+  if (!entry.difference) {
     const spread =
-      found.spread === null ? null : el("span", {class: "soft"}, ` ± ${shown(number, found.spread, false)}`);
-    return el("td", {class: "right"}, shown(number, found.value), spread);
+      entry.spread === null ? null : el("span", {class: "soft"}, ` ± ${shown(number, entry.spread, false)}`);
+    return el("td", {class: "right"}, shown(number, entry.value), spread);
   }
-  const known = Number.isFinite(found.half);
-  const clear = known && Math.abs(found.value) > found.half;
+  const known = Number.isFinite(entry.half);
+  const clear = known && Math.abs(entry.value) > entry.half;
   const range = known
-    ? `[${shown(number, found.value - found.half, true)}, ${shown(number, found.value + found.half, true)}]`
+    ? `[${shown(number, entry.value - entry.half, true)}, ${shown(number, entry.value + entry.half, true)}]`
     : "one seed: no interval";
-  const how = found.paired ? "95% interval of the differences item by item" : "95% interval, not paired by item";
+  const how = entry.paired ? "95% interval of the differences item by item" : "95% interval, not paired by item";
   return el(
     "td",
-    {class: `right ${clear ? (found.value > 0 ? "up" : "down") : "unclear"}`, title: known ? how : range},
-    shown(number, found.value, true),
+    {class: `right ${clear ? (entry.value > 0 ? "up" : "down") : "unclear"}`, title: known ? how : range},
+    shown(number, entry.value, true),
     el("span", {class: "range"}, known ? range : "no interval"),
   );
 };
 
 const chipOf = (word, text = word) => el("span", {class: `chip ${word}`}, text);
 const NO_MATCH = "No cell passes the filter.";
-const statusOf = (group) => {
+const statesOf = (group) => {
   const counts = new Map();
   for (const word of states(group)) counts.set(word, (counts.get(word) ?? 0) + 1);
-  return [...counts].map(([word, count]) => chipOf(word, group.runs.length > 1 ? `${count} ${word}` : word));
+  return [...counts];
 };
+const statusOf = (group) =>
+  statesOf(group).map(([word, count]) => chipOf(word, group.runs.length > 1 ? `${count} ${word}` : word));
 
 const columns = () => [
   {key: "cell", title: "Cell", sort: (group) => group.label},
@@ -105,7 +116,11 @@ const seedNumber = (group, run, number) => {
   if (!base) return {value: run.values[metric]};
   const other = base.runs.map((id) => data.runs[id]).find((each) => each?.seed === run.seed);
   if (number.likelihood && other && other.unit !== run.unit) return {title: APART};
-  return {value: run.values[metric] - other?.values[metric], title: `minus the pinned cell's seed ${run.seed}`};
+  if (!other) return {title: `the pinned cell has no seed ${run.seed}`};
+  return {
+    value: run.values[metric] - other.values[metric],
+    title: `minus the pinned cell's seed ${run.seed}; one run has no interval over seeds`,
+  };
 };
 
 const seedRow = (group, id, list) => {
@@ -302,14 +317,14 @@ const pin = async (key) => {
 const compare = async () => {
   const key = state.base;
   if (!data.groups.has(key)) return;
-  let found = null;
+  let differences = null;
   try {
-    found = await source.differences(key);
+    differences = await source.differences(key);
   } catch (error) {
-    found = {metrics: [], of: {}, note: `The differences could not be read: ${error.message}.`};
+    differences = {metrics: [], of: {}, note: `The differences could not be read: ${error.message}.`};
   }
-  if (state.base !== key || found === against) return;
-  against = found;
+  if (state.base !== key || differences === against) return;
+  against = differences;
   repaint("differences");
 };
 
