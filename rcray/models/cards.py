@@ -48,8 +48,8 @@ def attention_kernels(device: torch.device, dtype: torch.dtype, heads: int, keys
     return {"plain": attention_kernel(query, key, None), "packed": attention_kernel(query, query, mask)}
 
 
-def device_record(model: Any, device: torch.device) -> Device | None:
-    """What is written down of the card a run is on, and of packed rows if there were any; None on a CPU."""
+def device_record(model: Any, device: torch.device, *, packed: bool = False) -> Device | None:
+    """What is written down of the card a run is on, and of packed rows if any were made; None on a CPU."""
     if device.type != "cuda":
         return None
     allowed = capabilities_of(model)
@@ -57,7 +57,9 @@ def device_record(model: Any, device: torch.device) -> Device | None:
     if by in ("sdpa", FLEX):
         kernels = attention_kernels(device, allowed.precision.compute, *heads_of(model))
         rows = kernels["packed"] if by == "sdpa" else "FlexAttention"
-        by = f"sdpa: plain rows by {kernels['plain']}" + (f", packed rows by {rows}" if allowed.packed_forwards else "")
+        by = f"sdpa: plain rows by {kernels['plain']}"
+        if packed or allowed.packed_forwards:
+            by += f", packed rows by {rows}"
     peak = torch.cuda.max_memory_allocated(device)
     return Device(torch.cuda.get_device_name(device), allowed.precision.name.removeprefix("torch."), by, peak)
 
