@@ -1,8 +1,15 @@
 // What is in view: the cells that pass the filter, those that are chosen of them, the baseline, the run in focus.
 
 const states = (group) => group.runs.map((id) => data.runs[id]?.state ?? "pending");
-// A word that is the state of some run asks for that state: `ok` is not in `tokens`. Any other is a part of a text.
+// Every part of the page asks for these at every step: they are looked for once.
+let passing = {filter: null, version: null, groups: []};
 const visible = () => {
+  if (passing.filter !== state.filter || passing.version !== data.version)
+    passing = {filter: state.filter, version: data.version, groups: passTheFilter()};
+  return [...passing.groups];
+};
+// A word that is the state of some run asks for that state: `ok` is not in `tokens`. Any other is a part of a text.
+const passTheFilter = () => {
   const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
   const known = new Set(Object.values(data.runs).map((run) => run.state));
   return [...data.groups.values()].filter((group) => {
