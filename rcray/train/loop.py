@@ -311,7 +311,7 @@ class Training:
             data=self.data.report.summary(),
             data_fingerprint=self.data.fingerprint(),
             writer=Writer(platform.node(), os.getpid()),
-            device=device_record(policy.model, policy.device),
+            device=device_record(policy.model, policy.device, packed=policy.packed_forwards > 0),
             updated=time.time(),
         )
 

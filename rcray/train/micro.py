@@ -30,7 +30,6 @@ from rcray.data.layout import CHOSEN, REJECTED, LaidOut, Layout, longest_row, on
 from rcray.errors import DegenerateRunError
 from rcray.models.adapters import adapters_off
 from rcray.models.blocks import AdapterBlock
-from rcray.models.capabilities import capabilities_of
 from rcray.models.forward import Flow, answer_logps, cutting, unfolding, watching
 from rcray.models.load import CPU
 from rcray.models.reference import ReferenceLogps
@@ -56,6 +55,7 @@ class Policy:
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
     device: torch.device = CPU
     worth_packing: Callable[[Batch], bool] = worth_packing
+    packed_forwards: int = 0  # made so far: of a step's micro-batches and of looks
 
     @property
     def on_cpu(self) -> bool:
@@ -98,7 +98,7 @@ class ReadOff:
         laid_out = lay_out(policy, batch, apart)
         self.real_tokens = sum(layout.tokens for layout in laid_out)  # counted here: on a GPU it would wait for it
         self.computed_tokens = sum(layout.padded for layout in laid_out)
-        capabilities_of(policy.model).packed_forwards += sum(layout.packed for layout in laid_out)
+        policy.packed_forwards += sum(layout.packed for layout in laid_out)
         layouts = [layout.to(policy.device) for layout in laid_out]
         known = policy.objective.formula.statistics is None
         weights = [_token_weights(policy, layout) if known else None for layout in layouts]

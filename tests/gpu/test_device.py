@@ -19,6 +19,7 @@ from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
 from rcray.models.load import load_model
 from rcray.models.precision import Precision
+from rcray.records.states import State
 from rcray.records.status import Device, RunStatus
 from rcray.train import loop
 from rcray.train.checkpoint import CheckpointWriter, Progress, Resumable, restore_newest
@@ -92,8 +93,7 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     use_precision(model, Precision(torch.bfloat16, "cuda", autocast=True))
     assert cards.device_record(model, card).attention == "sdpa: plain rows by flash", "none were packed"
     asked.clear()
-    capabilities_of(model).packed_forwards = 1
-    record = cards.device_record(model, card)
+    record = cards.device_record(model, card, packed=True)
     assert asked == [(card, torch.bfloat16, 4, 2, 16)], "as many heads of keys as it has"
     assert record.attention == "sdpa: plain rows by flash, packed rows by efficient"
     run = store.run("a")
@@ -101,6 +101,7 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     assert run.read_status().device == Device("L40S", "bfloat16", record.attention, 7_000_000_000)
     assert cards.device_record(model, CPU) is None
     set_flex_attention(model)
+    capabilities_of(model).packed_forwards = 1  # of its reference, or a probe
     assert cards.device_record(model, card).attention == "sdpa: plain rows by flash, packed rows by FlexAttention"
 
 
@@ -113,10 +114,12 @@ def test_packed_rows_are_in_the_record_of_runs_that_packed_some(store, monkeypat
         monkeypatch.setattr(Capabilities, "packs_rows", False)
     config = small_config(objective={"name": "cpo"}, execution={"prompt_sharing": sharing})
     training = loop.prepare(Job(config, store, run_id(config), "a"), 0, 1)
-    state, known = training.state, capabilities_of(training.loaded.model)
-    known.packed_forwards = 0  # the probe has been read
-    loop.optimizer_step(state, [collate(training.data.pairs, range(4))], 1)
-    assert bool(known.packed_forwards) == packs
+    asked = []
+    monkeypatch.setattr(loop, "device_record", lambda *of, **how: asked.append(how["packed"]))
+    training._status(State.RUNNING)
+    loop.optimizer_step(training.state, [collate(training.data.pairs, range(4))], 1)
+    training._status(State.RUNNING)
+    assert asked == [False, packs]
 
 
 def test_kernels_are_asked_for_with_a_backward_to_follow(monkeypatch):
