@@ -30,7 +30,7 @@ class Capabilities:
 
     sketch: Sketch | None = None  # beside its head, where scores are estimated by one
     tokens: int | None = None  # that a forward without a graph has room for, where it was found that more have not
-    packed_forwards: int = 0  # made of packed rows without a graph, since it was last seen what it allows
+    packed_forwards: int = 0  # without a graph, made of packed rows
     untried: bool = False  # a known architecture whose numbers are only pretended: ways agree without being compared
 
     def __init__(self, model: Any):

@@ -49,17 +49,19 @@ def attention_kernels(device: torch.device, dtype: torch.dtype, heads: int, keys
 
 
 def device_record(model: Any, device: torch.device, *, packed: bool = False) -> Device | None:
-    """What is written down of the card a run is on, and of packed rows if any were made; None on a CPU."""
+    """What is written down of the card a run is on; None on a CPU.
+
+    And of packed rows, if a step had some (`packed`) or a forward without a graph.
+    """
     if device.type != "cuda":
         return None
     allowed = capabilities_of(model)
+    packed = packed or allowed.packed_forwards > 0
     by = attention_of(model) or "eager"
     if by in ("sdpa", FLEX):
         kernels = attention_kernels(device, allowed.precision.compute, *heads_of(model))
         rows = kernels["packed"] if by == "sdpa" else "FlexAttention"
-        by = f"sdpa: plain rows by {kernels['plain']}"
-        if packed or allowed.packed_forwards:
-            by += f", packed rows by {rows}"
+        by = f"sdpa: plain rows by {kernels['plain']}" + (f", packed rows by {rows}" if packed else "")
     peak = torch.cuda.max_memory_allocated(device)
     return Device(torch.cuda.get_device_name(device), allowed.precision.name.removeprefix("torch."), by, peak)
 

@@ -93,7 +93,7 @@ def known_peak(config: RunConfig) -> Peak | None:
 
 def is_measured(config: RunConfig) -> bool:
     """Whether nothing of a GPU cell's memory is by rule."""
-    return known_peak(config) is not None and not shards_its_model(config)
+    return known_peak(config) is not None and not spreads_model(config)
 
 
 def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | None = None) -> float:
@@ -118,7 +118,7 @@ def train_memory(config: RunConfig, shape: Shape, longest: int, peak: Peak | Non
     return alive * ALLOCATOR + extra + GPU_CONTEXT_BYTES
 
 
-def shards_its_model(config: RunConfig) -> bool:
+def spreads_model(config: RunConfig) -> bool:
     """Whether FSDP spreads a model over several workers."""
     return config.execution.parallel == "fsdp" and config.execution.workers > 1
 
@@ -128,7 +128,7 @@ def elsewhere(config: RunConfig, shape: Shape, fixed: float) -> float:
 
     Whole on each are the head, adapters with their moments, and two blocks at a time, gathered to be computed.
     """
-    if not shards_its_model(config):
+    if not spreads_model(config):
         return 0.0
     head = shape.vocabulary * shape.hidden
     if config.model.trains_adapters:

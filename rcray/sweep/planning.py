@@ -24,7 +24,7 @@ from rcray.sweep.cost import (
     training_pairs,
 )
 from rcray.sweep.grid import Cell
-from rcray.sweep.memory import Peak, is_measured, pretended_peak, shards_its_model, train_memory
+from rcray.sweep.memory import Peak, is_measured, pretended_peak, spreads_model, train_memory
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
@@ -172,7 +172,7 @@ def measured_plan(plan: Plan, store: Store, say: Callable[[str], None]) -> Plan:
                 planned.cost = estimate(config, plan.gpu)
             memory = _pretended_memory(planned.cell.label, config, peaks, say)
             if memory is not None:
-                planned.cost, planned.by_rule = replace(planned.cost, train_bytes=memory), shards_its_model(config)
+                planned.cost, planned.by_rule = replace(planned.cost, train_bytes=memory), spreads_model(config)
         if key not in measured:
             continue
         seen, cost = measured[key], planned.cost

@@ -55,7 +55,7 @@ class Policy:
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # autocast, where asked for
     device: torch.device = CPU
     worth_packing: Callable[[Batch], bool] = worth_packing
-    packed_forwards: int = 0  # made so far
+    packed_forwards: int = 0  # made so far: of a step's micro-batches and of looks
 
     @property
     def on_cpu(self) -> bool:

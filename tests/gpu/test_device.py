@@ -19,6 +19,7 @@ from rcray.models.cards import Tried
 from rcray.models.device import asked_device, why_no_gpu
 from rcray.models.load import load_model
 from rcray.models.precision import Precision
+from rcray.records.states import State
 from rcray.records.status import Device, RunStatus
 from rcray.train import loop
 from rcray.train.checkpoint import CheckpointWriter, Progress, Resumable, restore_newest
@@ -100,7 +101,7 @@ def test_which_attention_kernel_ran_is_in_the_record(monkeypatch, store, quick_c
     assert run.read_status().device == Device("L40S", "bfloat16", record.attention, 7_000_000_000)
     assert cards.device_record(model, CPU) is None
     set_flex_attention(model)
-    capabilities_of(model).packed_forwards = 1  # of the reference
+    capabilities_of(model).packed_forwards = 1  # of its reference, or a probe
     assert cards.device_record(model, card).attention == "sdpa: plain rows by flash, packed rows by FlexAttention"
 
 
@@ -113,8 +114,12 @@ def test_packed_rows_are_in_the_record_of_runs_that_packed_some(store, monkeypat
         monkeypatch.setattr(Capabilities, "packs_rows", False)
     config = small_config(objective={"name": "cpo"}, execution={"prompt_sharing": sharing})
     training = loop.prepare(Job(config, store, run_id(config), "a"), 0, 1)
+    asked = []
+    monkeypatch.setattr(loop, "device_record", lambda *of, **how: asked.append(how["packed"]))
+    training._status(State.RUNNING)
     loop.optimizer_step(training.state, [collate(training.data.pairs, range(4))], 1)
-    assert bool(training.state.policy.packed_forwards) == packs
+    training._status(State.RUNNING)
+    assert asked == [False, packs]
 
 
 def test_kernels_are_asked_for_with_a_backward_to_follow(monkeypatch):

@@ -125,7 +125,7 @@ def test_a_worker_group_outlives_the_node_that_ray_gives_it_up_for(two_workers_n
     monkeypatch.setattr(launch, "WORKER_RETRIES", 0)
     ray.init(address=two_workers_nodes.address, log_to_driver=False)
     waiting = {"name": "my_objectives:waits", "params": {"beta": 0.1}}
-    config = small_config(**LONGER, objective=waiting, execution={"workers": 1, "checkpoint_every": 2})
+    config = small_config(data=LONGER["data"], objective=waiting, execution={"workers": 1, "checkpoint_every": 2})
     run, raylets = store.run(run_id(config)), {raylet_pid(node): node for node in two_workers_nodes.worker_nodes}
     with ThreadPoolExecutor(1) as thread:
         training = thread.submit(launch.launch, config, store)
