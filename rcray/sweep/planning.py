@@ -24,7 +24,7 @@ from rcray.sweep.cost import (
     training_pairs,
 )
 from rcray.sweep.grid import Cell
-from rcray.sweep.memory import Peak, is_measured, spreads_model, pretended_peak, train_memory
+from rcray.sweep.memory import Peak, is_measured, pretended_peak, spreads_model, train_memory
 from rcray.sweep.placement import NodeKind, demand, knows_memory, places
 
 _TOKENS = " and ".join(f"{source.tokens:g} ({source.title})" for source in SOURCES.values() if source.title)
