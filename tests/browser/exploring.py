@@ -48,9 +48,12 @@ class Made:
 
 
 @contextmanager
-def serve(store, experiment, cells):
-    """The address of a server of these cells."""
-    server = PageServer(watch_experiments(store, [(["rcray", "sweep", "small.yaml"], experiment, cells)]), 0)
+def serve(store, experiment, cells, *, read_before=False):
+    """The address of a server of these cells, which it reads when it is first asked, or before."""
+    watch = watch_experiments(store, [(["rcray", "sweep", f"{experiment.name}.yaml"], experiment, cells)])
+    if read_before:
+        watch.state()
+    server = PageServer(watch, 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server.address

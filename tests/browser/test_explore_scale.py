@@ -8,14 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from rcray.aggregate.collect import collect
-from rcray.aggregate.explore.command import watch_experiments
 from rcray.aggregate.explore.page import Subject, write_explore
-from rcray.aggregate.explore.server import PageServer
 from rcray.config import Experiment
 from rcray.records.live import LiveRows
 from rcray.records.progress import TRAINING, _Reporter
 from rcray.store import Store
 from rcray.sweep.grid import expand
+from tests.browser.exploring import serve
 from tests.report import runs
 from tests.report.explored import made_records, write_explored
 
@@ -146,21 +145,8 @@ def test_two_hundred_settings_from_a_file(wide, browser, tmp_path):
     assert time.monotonic() - began < LOAD_SECONDS
 
 
-@contextmanager
-def served(store, experiment, cells):
-    watch = watch_experiments(store, [(["rcray", "sweep", "large.yaml"], experiment, cells)])
-    watch.state()
-    server = PageServer(watch, 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.address
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def test_from_the_server_with_every_point_of_the_run_in_focus(large, browser):
-    with served(*large) as address:
+    with serve(*large, read_before=True) as address:
         page = look(browser, address)
         drawn = "document.querySelector('#band .curve').getAttribute('d').split('L').length"
         page.wait_for(f"{drawn} == 2000", 20)
@@ -197,7 +183,7 @@ def test_scrolling_while_steps_are_made(shape, browser, request):
     """News of one cell is no reason to draw two hundred others anew."""
     store, experiment, cells = request.getfixturevalue(shape)
     settings = {"large": 40, "wide": 200}[shape]
-    with training(store, cells[3]), served(store, experiment, cells) as address:
+    with training(store, cells[3]), serve(store, experiment, cells, read_before=True) as address:
         page = browser.open(address)
         page.wait_for(DRAWN.format(settings), 60)
         page.wait_for("document.querySelectorAll('#table .chip.running').length == 1")
