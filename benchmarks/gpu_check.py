@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from rcray.config import load_experiment
+from rcray.models.cards import computes_bfloat16
 from rcray.models.device import why_no_gpu
 from rcray.store import Store
 from rcray.sweep.cost import estimate
@@ -48,11 +49,7 @@ def main() -> int:
 
 def cards_have_bfloat16() -> bool:
     """Whether all of them compute in it by themselves."""
-    for index in range(torch.cuda.device_count()):
-        with torch.cuda.device(index):
-            if not torch.cuda.is_bf16_supported(including_emulation=False):
-                return False
-    return True
+    return all(computes_bfloat16(index) for index in range(torch.cuda.device_count()))
 
 
 def fresh_store(parent: Path) -> Store:

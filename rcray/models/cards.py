@@ -100,10 +100,15 @@ def _product(device: torch.device) -> str:
     return "float32"
 
 
+def computes_bfloat16(card: torch.device | int) -> bool:
+    """Whether a card does so itself, not by emulation."""
+    with torch.cuda.device(card):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def _bfloat16(device: torch.device) -> str:
-    with torch.cuda.device(device):
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ValueError("this card computes it by emulation only")
+    if not computes_bfloat16(device):
+        raise ValueError("this card computes it by emulation only")
     square = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
     if float((square @ square).float().mean()) != 64.0:
         raise ValueError("64 x 64 ones give a wrong product")
@@ -122,7 +127,7 @@ def _four_bit(device: torch.device) -> str:
 def _attention(device: torch.device) -> str:
     """What `execution.attention: auto` comes to; a card without FlexAttention is a sound one."""
     with torch.cuda.device(device):
-        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        dtype = torch.bfloat16 if computes_bfloat16(device) else torch.float16
         kernels = attention_kernels(device, dtype, *_HEADS)
         compile_anew()
         problem = why_no_flex(_HEADS, Precision(dtype, device.type), device)

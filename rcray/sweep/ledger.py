@@ -158,11 +158,12 @@ def screen_table(ledger: Ledger, title: str, height: int, latest: Collection[str
         waiting: a last line.
     """
     last = [*filter(None, [waiting])]
-    caption = [ledger.summary(), *ledger.notes(), *ledger.doings(), *last]
+    doings = ledger.doings()
+    caption = [ledger.summary(), *ledger.notes(), *doings, *last]
     if len(ledger.cells) + len(caption) + _FRAME <= height:
         return _table(ledger.cells, title, caption)
     room = max(1, height - _FRAME - 2 - len(last))  # beside the tally and how many are not shown
-    doings = ledger.doings()[: room // 3]
+    doings = doings[: room // 3]
     shown = _most_telling(ledger.cells, room - len(doings), latest)
     noted = sum(bool(entry.note) for entry in ledger.cells)
     left_out = f"{len(shown)} of {len(ledger.cells):,} cells are shown" + (f"; {noted:,} have a note" if noted else "")

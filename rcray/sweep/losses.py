@@ -101,15 +101,16 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
         ) -> None:
+            key = run_id_of(trial.config)
             if NODE in result:
-                self._node[run_id_of(trial.config)] = result[NODE]
+                self._node[key] = result[NODE]
                 if result[SHARES_STORE]:
-                    remote.is_written_here(run_id_of(trial.config))
+                    remote.is_written_here(key)
             if "step" in result:
-                self._cards.works(run_id_of(trial.config))
+                self._cards.works(key)
             if BROKEN_CARD in result:
-                self._broken[run_id_of(trial.config)] = result[BROKEN_CARD]
-                self._cards.ends(run_id_of(trial.config))
+                self._broken[key] = result[BROKEN_CARD]
+                self._cards.ends(key)
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             self._end(trial)
@@ -118,8 +119,9 @@ def trial_watch(ledger: LiveLedger, remote: RemoteRuns) -> Any:
             self._end(trial)
 
         def _end(self, trial: Any) -> None:
-            ledger.end(run_id_of(trial.config))
-            self._cards.ends(run_id_of(trial.config))
+            key = run_id_of(trial.config)
+            ledger.end(key)
+            self._cards.ends(key)
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             if self._refusal:  # here Tune lets it through, and ends what runs

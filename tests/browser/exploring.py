@@ -62,6 +62,14 @@ def serve(store, experiment, cells, *, read_before=False):
         server.server_close()
 
 
+def hold_against(page, base, other):
+    """Pins a setting, and selects another one."""
+    page.click(f"#table [data-pin='{base.key}']")
+    page.wait_for("document.querySelectorAll('#table .range').length > 5")
+    page.click(f"#table tr[data-key='{other.key}'] .name")
+    settle(page)
+
+
 def settle(page):
     page.evaluate(FRAME)
 

@@ -10,7 +10,7 @@ from rcray.aggregate.explore.server import PageServer
 from rcray.aggregate.frame import DRIFT_W
 from rcray.config.search import SearchConfig
 from rcray.store import Store
-from tests.browser.exploring import SELECTED, box, drag, put, settle
+from tests.browser.exploring import SELECTED, box, drag, hold_against, put, settle
 from tests.report import runs
 from tests.report.explored import write_explored
 
@@ -197,10 +197,7 @@ def test_words_are_chosen_and_let_go_one_by_one(page, made, browser):
 
 def test_the_command_has_the_baseline_that_cells_are_held_against(page, made):
     base, other = made.rows[0], made.rows[4]
-    page.click(f"#table [data-pin='{base.key}']")
-    page.wait_for("document.querySelectorAll('#table .range').length > 5")
-    page.click(f"#table tr[data-key='{other.key}'] .name")
-    settle(page)
+    hold_against(page, base, other)
     page.evaluate(f"{COMMAND}.click()")
     copied = page.wait_for(f"{COMMAND}.dataset.copied")
     both = {*base.setting.run_ids, *other.setting.run_ids}

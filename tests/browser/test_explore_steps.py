@@ -9,7 +9,7 @@ from rcray.aggregate.estimates import t_quantile
 from rcray.aggregate.report import build_report
 from rcray.config import Experiment
 from rcray.store import Store
-from tests.browser.exploring import SELECTED, box, drag, move, point_of_curve, put, settle
+from tests.browser.exploring import SELECTED, box, drag, hold_against, move, point_of_curve, put, settle
 from tests.report import runs
 from tests.report.explored import experiment as of_two_seeds
 from tests.report.explored import made_records, write_explored
@@ -137,10 +137,7 @@ def test_a_press_on_a_curve_selects_it_and_one_beside_it_goes_to_the_step(page, 
 
 def test_curves_against_a_baseline_are_differences_seed_by_seed(page, made):
     base, other = made.rows[0], made.rows[3]
-    page.click(f"#table [data-pin='{base.key}']")
-    page.wait_for("document.querySelectorAll('#table .range').length > 5")
-    page.click(f"#table tr[data-key='{other.key}'] .name")
-    settle(page)
+    hold_against(page, base, other)
     moved = {}
     for result in made.results():
         if result.cell.run_id in (*base.setting.run_ids, *other.setting.run_ids):

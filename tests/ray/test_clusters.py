@@ -3,6 +3,7 @@
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -36,13 +37,21 @@ def gate(tmp_path, monkeypatch):
     path.unlink(missing_ok=True)
 
 
+@contextmanager
+def two_nodes_and_a_head(head_cpus):
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head_cpus, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
 @pytest.fixture
 def three_nodes(gate):
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    for _ in range(2):
-        cluster.add_node(num_cpus=1)
-    yield cluster
-    cluster.shutdown()
+    with two_nodes_and_a_head(1) as cluster:
+        yield cluster
 
 
 def raylet_pid(node):
@@ -111,12 +120,9 @@ def test_cells_spread_over_nodes_and_outlive_one(three_nodes, gate, store, tmp_p
 @pytest.fixture
 def two_workers_nodes(gate):
     """A head that holds no worker, and two nodes that do."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(2):
-        cluster.add_node(num_cpus=1)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with two_nodes_and_a_head(0) as cluster:
+        yield cluster
+        ray.shutdown()
 
 
 @pytest.mark.slow
